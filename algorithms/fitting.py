@@ -37,7 +37,7 @@ from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import account_of, receipt_of, reserved_events
-from algorithms.core.rehearsal import made_up, rehearsal
+from algorithms.core.rehearsal import made_up_result, rehearsal
 from algorithms.core.settings import adapter
 from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import Hooks, ResumableRun, train
@@ -151,6 +151,8 @@ def _settings_restored() -> Iterator[None]:
         yield
     finally:
         with _LOCK:
+            # Calls end in any order, and each takes the latest entry, so that the last one to end takes the first: the
+            # settings from before any of them.
             threads, mode = _SETTINGS_BEFORE.pop()
             if not _SETTINGS_BEFORE:
                 torch.set_num_threads(threads)
@@ -297,6 +299,7 @@ def fit(  # noqa: PLR0913
         >>> verify(result.card, unsigned=True).passed
         True
     """
+    # First what needs no record, then the records and the model, then the plan, which follows from public values.
     _check_arguments(locals())
     epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
     seed, per_person = int(seed), None if per_person is None else int(per_person)
@@ -319,10 +322,11 @@ def fit(  # noqa: PLR0913
     document = training.document(plan, name, settings, seed=seed, dataset=dataset, noise=noise)
     data = _data_facts(dataset, unit, count, per_person, public=public, rows_by=rows_by)
     run = _Run(plan, document, data, compute.device.type)
-    run.rehearse()
+    run.rehearse()  # a card that cannot be made would be missed only after the charge
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, terms = Path(temporary), {UNIT: unit, ROWS: rows_by}
         account = _Payer.open(population, ledger, cap, folder, limit=budget, public=public, bound=terms)
+        # From here on the run may be charged at any time: whatever ends it says so, and gives it up.
         with account.closing(run):
             return training.run(
                 run, account, generator=generator, compute=compute, on_step=on_step, folder=folder
@@ -376,6 +380,7 @@ def _group_by_person(
     if per_person is None:
         return records
     check_index(X, people, "people")
+    # Derived by a hash, so that which records are used tells nothing of the noise.
     key = hashlib.sha256(b"records of a person" + generator.key).digest()
     return group_rows_by_user(records, people, per_person, key, n_is_public=n_is_public)
 
@@ -700,6 +705,7 @@ def _fill_module(module: nn.Module, published: Mapping[str, Tensor], *, like: nn
         (*module.parameters(), *module.buffers()), (*like.parameters(), *like.buffers()), strict=True
     ):
         part.data = part.data.to(original.device)
+    # The copy was trained with dense gradients, see `fit_inputs`.
     for layer, same in zip(module.modules(), like.modules(), strict=True):
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = same.sparse  # type: ignore[assignment]
@@ -789,6 +795,7 @@ class _Payer:
             self._bind_statement()
         notes = run.document.ledger_notes
         events = reserved_events(run.plan)
+        # The charge: once this returns, records may be read.
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, notes=notes)
         if self.url is not None and not self.public:
             keep_usual(self.ledger, self.population, home=home())
@@ -868,7 +875,7 @@ class _Run:
         """Raises RefusedError if no card could be made of this run."""
         with rehearsal():
             budget = self.plan.target.budget
-            receipt, trace = made_up(self.plan, self._identity("none"), cap=budget, head=None)
+            receipt, trace = made_up_result(self.plan, self._identity("none"), cap=budget, head=None)
             build(RunRecord(self.document, receipt, self.data, trace))
 
     def settle(
@@ -880,6 +887,7 @@ class _Run:
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+        # In full, also where the method ended early: when to end was then chosen by what was released.
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
         paid = account_of(account.ledger, account.population, self.run_id)
         receipt = receipt_of(

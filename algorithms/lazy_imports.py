@@ -14,11 +14,11 @@ class _Later(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def later(name: str) -> Any:
+def lazy_module(name: str) -> Any:
     """A module that is imported when a name of it is first used.
 
     Example:
-        >>> later("json").dumps([1])
+        >>> lazy_module("json").dumps([1])
         '[1]'
     """
     return _Later(name)

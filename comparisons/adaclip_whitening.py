@@ -28,7 +28,7 @@ from torch.nn import functional
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.noise_search import calibrate
 from data.readers.records import RecordBatch
-from tasks.comparing.trial import sides
+from tasks.comparing.trial import trial_records
 from tasks.comparing.work import prepare_data, work_of
 
 COMPARISON = Path(__file__).with_name("adaclip.yaml")
@@ -148,7 +148,7 @@ def main(
     torch.set_num_threads(1)
     work = work_of(COMPARISON, Path.cwd())
     prepare_data(work)
-    data, rows = sides(work.context.workspace.store, work.trials[0]), []
+    data, rows = trial_records(work.context.workspace.store, work.trials[0]), []
     held_out, labels = as_vectors(data.test.features), torch.tensor(data.test.labels)
     for epsilon, (name, shape), seed in product(EPSILONS, SHAPES.items(), range(seeds)):
         generator = torch.Generator().manual_seed(seed)

@@ -32,7 +32,7 @@ from algorithms.privacy.accounting.noise_search import in_levels
 from comparisons.adaclip_whitening import CLASSES, as_vectors
 from comparisons.best_schedule import factor_at
 from data.readers.records import RecordBatch
-from tasks.comparing.trial import sides
+from tasks.comparing.trial import trial_records
 from tasks.comparing.work import prepare_data, work_of
 
 COMPARISON = Path(__file__).with_name("adaclip.yaml")
@@ -129,7 +129,7 @@ def main(
     torch.set_num_threads(1)
     work = work_of(COMPARISON, Path.cwd())
     prepare_data(work)
-    data = sides(work.context.workspace.store, work.trials[0])
+    data = trial_records(work.context.workspace.store, work.trials[0])
     cases, rows = cases_of(len(data.train.labels), steps), []
     folder.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):

@@ -30,7 +30,7 @@ from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.mechanisms.release import Gaussian
 from comparisons.adaclip_whitening import as_vectors
 from tasks.comparing import Trial
-from tasks.comparing.trial import Sides, plan_trial, sides
+from tasks.comparing.trial import TrialRecords, plan_trial, trial_records
 from tasks.comparing.work import ComparisonWork, lock_comparison, prepare_data, work_of
 
 COMPARISON, DRAWS, AT_MOST = Path(__file__).with_name("convex.yaml"), 8, 0.4
@@ -53,7 +53,7 @@ class Moment:
         return total + noise.multiplier * (draws + draws.triu(1).T)
 
 
-def inputs_of(trial: Trial, data: Sides, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def inputs_of(trial: Trial, data: TrialRecords, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The records for training and testing, [n, d], behind the trial's features, with a last column of ones."""
     parts = [as_vectors(part.features)[:, :-1] for part in (data.train, data.test)]
     if trial.features:
@@ -81,7 +81,7 @@ def descend(
 
 def accuracies(work: ComparisonWork, trial: Trial, *, draws: int, seed: int) -> Array:
     """The accuracy on the fold's test records of each draw, [draws]."""
-    data, plan = sides(work.context.workspace.store, trial), plan_trial(work.context, trial)
+    data, plan = trial_records(work.context.workspace.store, trial), plan_trial(work.context, trial)
     generator = torch.Generator().manual_seed(seed)
     inputs, held_out = inputs_of(trial, data, torch.Generator().manual_seed(10**6 + seed))
     method = from_settings(trial.settings)

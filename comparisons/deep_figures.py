@@ -25,7 +25,7 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
-from tasks.comparing.report import by_epsilon, over_steps
+from tasks.comparing.report import draw_by_epsilon, draw_over_steps
 from tasks.reporting.figures import LIGHT, png
 
 SAMPLED = ("dpis", "dp_sgd", "dp_sgd_decay")
@@ -206,23 +206,23 @@ def _together(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
 
 
 def _draw_noise(table: pd.DataFrame) -> Figure:
-    return over_steps(table, x="epoch", y="noise", words="noise $\\sigma_G$", theme=LIGHT)
+    return draw_over_steps(table, x="epoch", y="noise", words="noise $\\sigma_G$", theme=LIGHT)
 
 
 def _draw_accuracy(table: pd.DataFrame) -> Figure:
-    figure = over_steps(table, x="gradients", y="accuracy", words="accuracy", theme=LIGHT)
+    figure = draw_over_steps(table, x="gradients", y="accuracy", words="accuracy", theme=LIGHT)
     for axes in figure.axes:
         axes.set(xscale="log", yscale="linear")
     return figure
 
 
 def _draw_relative(table: pd.DataFrame) -> Figure:
-    return over_steps(table, x="step", y="noise", words="noise, relative to constant", theme=LIGHT)
+    return draw_over_steps(table, x="step", y="noise", words="noise, relative to constant", theme=LIGHT)
 
 
 def _draw_ratio(table: pd.DataFrame) -> Figure:
     totals = table.assign(ratio_mean=table["ratio"], ratio_stderr=0.0)
-    return by_epsilon(totals, "ratio", words="error, relative to DP-SGD", theme=LIGHT)
+    return draw_by_epsilon(totals, "ratio", words="error, relative to DP-SGD", theme=LIGHT)
 
 
 FIGURES: dict[str, tuple[Callable[[Path], FigureData], Callable[[pd.DataFrame], Figure]]] = {

@@ -21,7 +21,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.readers.records import RecordBatch
 from tasks.comparing import Trial
-from tasks.comparing.trial import Context, plan_trial, sides
+from tasks.comparing.trial import TrialContext, plan_trial, trial_records
 from tasks.comparing.work import prepare_data, work_of
 
 COMPARISON = Path(__file__).with_name("dp-agd-coin.yaml")
@@ -49,9 +49,9 @@ class ObservedBarrier(Barrier):
         return self._model.losses(outputs, self._labels).clamp(0.0, bound).double().sum()
 
 
-def distance_of(context: Context, trial: Trial) -> dict[str, Any]:
+def distance_of(context: TrialContext, trial: Trial) -> dict[str, Any]:
     """The mean distance of a run's choices, and the one that its plan states."""
-    plan, data = plan_trial(context, trial), sides(context.workspace.store, trial)
+    plan, data = plan_trial(context, trial), trial_records(context.workspace.store, trial)
     model = build(trial.model, input_shape=data.info.input_shape, classes=2, seed=trial.seed)
     method, records, trace = from_settings(trial.settings), data.train, Trace()
     barrier = ObservedBarrier(

@@ -17,7 +17,7 @@ from flows.deployed import RUN_ONCE, RUN_TASK_ONCE, flow_result, label_run
 from flows.task_runners import RunnerName, one_server, task_runner
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
-from tasks.comparing.trial import Context, build_models
+from tasks.comparing.trial import TrialContext, build_models
 from tasks.comparing.work import (
     ComparisonWork,
     SkippedTrial,
@@ -35,13 +35,13 @@ _MAX_NAMED = 3
 
 
 @task(name="plan", **RUN_TASK_ONCE)
-def plan(context: Context, group: TrialGroup) -> list[SkippedTrial]:
+def plan(context: TrialContext, group: TrialGroup) -> list[SkippedTrial]:
     """Make the plans of a group of trials."""
     return plan_group(context, group)
 
 
 @task(name="run", **RUN_TASK_ONCE)
-def run(context: Context, group: TrialGroup) -> list[SkippedTrial]:
+def run(context: TrialContext, group: TrialGroup) -> list[SkippedTrial]:
     """Run a group of trials."""
     return run_group(context, group)
 

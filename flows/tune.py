@@ -22,7 +22,7 @@ from tasks.config import params
 from tasks.config.overrides import value_at
 from tasks.runs.dvc_stages import checkout, checkout_lock
 from tasks.tuning import READS, Tuning, load_here
-from tasks.tuning.search import FOLDER, SearchTrial, deliver, one_by_one, shares
+from tasks.tuning.search import FOLDER, SearchTrial, deliver_search, one_by_one, shares
 
 
 @task(name="trials", **RUN_TASK_ONCE)
@@ -71,7 +71,7 @@ def tune(
         names = trial.data.dataset, trial.algorithm_name
         label_run("tune", names[0], f"epsilon {settings.epsilon:g}", tags=names)
         publish = partial(publish_search, settings, root / FOLDER)
-        message = deliver(settings, root, say=say, run_all=run_all, publish=publish)
+        message = deliver_search(settings, root, say=say, run_all=run_all, publish=publish)
         return Completed(message=message)
 
     return flow_result(work)

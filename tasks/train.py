@@ -158,7 +158,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
                 _check_settings(job, cards=root / "data" / "cards")
             register(ledger, job.info, home=home, prepared=job.prepared, plan=lambda: job.plan)
             result = run.result or _train_and_settle(job, model, charged_run)
-        run.forget_secrets()
+        run.forget_secrets()  # also of a result that a killed process stored, and could not clean up behind
         store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.info))
 
 
@@ -323,6 +323,7 @@ def _train_into(
     if job.group.count > 1:
         file = run.folder / CHECKPOINT
         checkpoint = file.read_bytes() if file.exists() else None
+        # One generator and one checkpoint for all, so that they agree on steps, samples and noise.
         broadcast_sealed(job.group, _Start(run.run_id, run.generator(), checkpoint))
         _check_same_job(job, charged_run.home)
     with progress(job.plan.steps) as shown:
@@ -428,13 +429,13 @@ def train_as_worker(job: Job, model: Model, *, home: Path) -> None:
     """
     steps = list[int]()
     try:
-        _help(job, model, lambda step, *_: steps.append(step), home)
+        _take_steps(job, model, lambda step, *_: steps.append(step), home)
     except ProcessLostError:
         if steps:
             raise
 
 
-def _help(job: Job, model: Model, on_step: OnStep, home: Path) -> None:
+def _take_steps(job: Job, model: Model, on_step: OnStep, home: Path) -> None:
     start: _Start = broadcast_sealed(job.group, None)
     _check_same_job(job, home)
     _trainer(job, model)(

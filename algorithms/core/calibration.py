@@ -84,6 +84,7 @@ def events_of(releases: Repeated) -> Schedule:
     single = {id(release): release for release, _ in rows.values()}
     events = {key: release.event() for key, release in single.items()}
     priced = {key: (events[id(release)], count) for key, (release, count) in rows.items()}
+    # Equal rows come out as one object, by which `count_same` counts them without comparing events.
     return [*map(priced.__getitem__, map(id, releases))]
 
 
@@ -134,6 +135,7 @@ def plan_fixed(
             accountant=target.accountant,
             choices=" or ".join(costs),
         )
+    # Calibrated noise was priced by the same accountant and meets the target; noise that a formula gives may not.
     if costs[target.accountant] > target.budget.epsilon * (1 + SLACK):
         raise RefusedError(
             "the releases cost epsilon {cost:g}, the target is {epsilon:g}; set {target.epsilon} to more, or"
@@ -261,7 +263,7 @@ def plan_zcdp(
         target=target,
         facts=facts,
         steps=steps,
-        schedule=[(dp.ZCDpEvent(rho), 1)],
+        schedule=[(dp.ZCDpEvent(rho), 1)],  # the whole budget, however many releases it is spent on
         epsilon={"rdp": epsilon_of_zcdp(rho, target.budget.delta)},
         filter=ZCDPBudget(rho),
         method_params=_as_json(method_params),
@@ -300,7 +302,7 @@ def plan_renyi(
         facts=facts,
         steps=steps,
         sampling_rate=sampling_rate,
-        schedule=[],
+        schedule=[],  # not known beforehand; what is reserved follows from the filter, see `Plan.reserved_schedule`
         epsilon={"rdp": target.budget.epsilon},
         filter=RenyiBudget(order, limit),
         method_params=_as_json(method_params),
@@ -347,6 +349,7 @@ def plan_evaluation(
 
     evaluation = _min_noise(plan, spec, limit, ratios)
     whole = replace(plan, evaluation=evaluation)
+    # A filter's plan states its whole budget, which the evaluation keeps to.
     if not plan.is_fixed:
         return whole
     return replace(whole, epsilon=by_accountants(whole.reserved_schedule, delta))
@@ -399,6 +402,7 @@ def _min_noise(
     def largest_ratio(noise: float) -> float:
         return max(ratio(at(noise).schedule) for ratio in ratios)
 
+    # Prices in a ledger fall with the noise, too: where one is above the training's, the search goes on from here.
     if ratios and largest_ratio(noise) > 1.0:
         noise = search_outwards(largest_ratio, 1.0, start=noise, tolerance=_EVALUATION_WASTE)
     return at(noise, cost(noise))

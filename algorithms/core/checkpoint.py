@@ -96,7 +96,7 @@ def load(
             "of another run" if is_whole else "damaged",
         )
         return None
-    norms = tensors.pop(_LAST_NORMS, None)
+    norms = tensors.pop(_LAST_NORMS, None)  # no part of the state, and given back only once all else fits
     for name in sorted({*tensors, *expected}):
         stored, wanted = (
             _form(by_name[name]) if name in by_name else "missing" for by_name in (tensors, expected)
@@ -189,7 +189,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     """Write through a temporary file, so that a crash leaves either the old file or the new one."""
     fresh = path.with_name(path.name + ".new")
     write(fresh)
-    fresh.chmod(0o600)
+    fresh.chmod(0o600)  # before the rename: under its name it never was readable to others
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
     fresh.replace(path)  # a rename is atomic, and durable once its folder is flushed

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 _SMALL_COUNT = 10.0
 """A count in standard deviations of its noise, up to which all sizes are asked about."""

@@ -18,7 +18,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import BudgetRefusedError, RefusedError, Slot
 from algorithms.gradients import L2, Clipping
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.accounting.noise_search import in_levels
 from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class DPSGDState:
         divisor: [], the number that sums are divided by; 0 until it is released.
     """
 
-    optimizer_state: OptimizerState = field(metadata={STORED_AS: "moving"})
+    optimizer_state: OptimizerState = field(
+        metadata={STORED_AS: "moving"}
+    )  # the name in checkpoints, which stays
     divisor: Tensor
 
     @property
@@ -126,6 +128,7 @@ def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases
     """
     if not isinstance(sampled.sampling, RandomAllocation):
         return _steps_on([(sampled.sampling, steps)], clipping)
+    # In the order in which a run releases them, which its filter follows.
     rows = [row for turns, times in _passes(sampled.sampling) for row in turns * times]
     return _steps_on(rows, clipping)
 
@@ -151,21 +154,22 @@ def _steps_on(turns: Sequence[tuple[Sampling, int]], clipping: Clipping) -> Rele
     return releases
 
 
-def _passes(run: RandomAllocation) -> list[tuple[list[tuple[Sampling, int]], int]]:
+def _passes(allocation: RandomAllocation) -> list[tuple[list[tuple[Sampling, int]], int]]:
     """The turns of a whole pass and of a last shorter one, and how often each pass occurs.
 
     A pass has its first step, which pays for it, and then those that follow.
     """
 
     def turns(first: int) -> list[tuple[Sampling, int]]:
-        start = replace(run, step=first)
-        later = start.steps_of_pass - 1
+        start = replace(allocation, step=first)
+        following = start.steps_of_pass - 1
         # One stands for all later steps of the pass.
-        return [(start, 1), *([(replace(run, step=first + 1), later)] if later else [])]
+        return [(start, 1), *([(replace(allocation, step=first + 1), following)] if following else [])]
 
-    whole = run.steps // run.parts
+    whole = allocation.steps // allocation.parts
     passes = [(turns(0), whole)] if whole else []
-    return passes + ([(turns(whole * run.parts), 1)] if run.steps % run.parts else [])
+    is_last_shorter = allocation.steps % allocation.parts > 0
+    return passes + ([(turns(whole * allocation.parts), 1)] if is_last_shorter else [])
 
 
 def allocate_batches(sampled: Batches, facts: PlanningFacts, steps: int) -> Batches:
@@ -250,6 +254,7 @@ def plan_gradient_steps(
             *after,
         ]
 
+    # The search prices each row at many multipliers, so it gets few; the plan states every release in its order.
     charged = beside(charged_steps(sampled, clipping, steps))
     return plan_fixed(
         beside(gradient_steps(sampled, clipping, steps)),
@@ -272,9 +277,9 @@ def interrupt_steps(steps: Repeated, between: Mapping[int, Repeated]) -> Repeate
     rows, taken = [], 0
     for release, count in steps:
         end = taken + count
-        for place in sorted(place for place in between if taken < place <= end):
-            rows += [(release, place - taken), *between[place]]
-            taken = place
+        for stop in sorted(stop for stop in between if taken < stop <= end):
+            rows += [(release, stop - taken), *between[stop]]
+            taken = stop
         if taken < end:
             rows.append((release, end - taken))
             taken = end
@@ -306,6 +311,7 @@ def noise_limit_factor(update: OptimizerConfig, plan: Plan, clipping: Clipping, 
     """
     if update.noise_limit is None:
         return 1.0
+    # The noise z C on a sum, in each coordinate of the mean that the optimizer gets.
     return update.factor_for(plan.noise_multiplier * clipping.sensitivity / divisor, plan.steps)
 
 

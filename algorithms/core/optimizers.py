@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field
 
 from algorithms.core.unknown_names import check_settings
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
@@ -131,6 +131,7 @@ class OptimizerConfig:
             >>> OptimizerConfig(learning_rate=0.5, momentum=0.75, schedule="linear").moves(steps=2)
             [2.0, 1.0]
         """
+        # Heavy ball: a gradient comes back with the weights 1, m, m^2, .., whose sum is 1 / (1 - m).
         return [self.rate_at(step / steps) / (1.0 - self.momentum) for step in range(steps)]
 
     def start(self, parameters: Tensor) -> OptimizerState:
@@ -161,17 +162,21 @@ class OptimizerConfig:
         from torch.optim.sgd import sgd
 
         rate = self.learning_rate * factor * self._decay(int(state.count) / steps)
+        # Decoupled: decay acts on parameters and not through the gradient, which momentum and Adam would rescale. The
+        # product is a new tensor, and the others are copied, since PyTorch's functions write into what they get.
         parameters = state.parameters * (1 - rate * self.weight_decay)
         first, second, count = state.first.clone(), state.second.clone(), state.count.clone()
         if self.optimizer == "sgd":
             how: dict[str, Any] = {"lr": rate, "momentum": self.momentum, "nesterov": self.nesterov}
             sgd([parameters], [gradient], [first], **how, **_SGD)
-            count += 1
+            count += 1  # which `adam` does by itself
         else:
             how = {"lr": rate, "beta1": self.momentum, "beta2": self.second_momentum}
+            # The empty list would hold the largest squares of AMSGrad.
             adam([parameters], [gradient], [first], [second], [], [count], **how, **_ADAM)
         average = state.average
         if self.averaging != "none":
+            # A running mean: with the weight 1 / k it is that of the last k iterates.
             average = average + self.averaging_weight(int(count), steps) * (parameters - average)
         return OptimizerState(parameters, first, second, average, count)
 

@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, ReleasedHistogram
 from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import L1, L2
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.events import Schedule, Trials, all_shown, schedule_to_json
 from algorithms.privacy.documents import StatedEvaluation, StatedTrials
 from algorithms.privacy.mechanisms.noise import Generator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.trace import Trace
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def rehearsal() -> Iterator[None]:
         ) from error
 
 
-def made_up(
+def made_up_result(
     plan: Plan,
     known: RunIdentity,
     *,

@@ -27,7 +27,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Intercepts, NumberKind, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.accounting.gaussian import noise_for_share
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 ONE = L2(1.0)
 CERTAIN = 3.0

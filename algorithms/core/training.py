@@ -108,6 +108,7 @@ def train(
     this way, and whatever `hooks.reserve` raises.
     """
     _check_sharing(algorithm, compute, hooks.diagnostics)
+    # The start is made in any case: a checkpoint gets its structure, shapes and devices from it.
     first_state = algorithm.init(compute.local_copy(model.initial_parameters()), plan)
     start, last_norms = _Progress(first_state, buffers(model)), LastNorms()
     resumed = load(
@@ -118,6 +119,7 @@ def train(
         slices=compute.slices,
         content=run.checkpoint,
     )
+    # Releases that several runs share are in the trace of each, at their price there, as if the run had made them.
     shared, shared_trace = shared_features or (None, None)
     first_trace = Trace() if shared_trace is None else _recost(plan, shared_trace)
     progress, step, trace = resumed or (start, 0, first_trace)
@@ -141,6 +143,7 @@ def train(
             progress = _Progress(algorithm.init(compute.local_copy(learned.start), plan), learned.buffers)
         model = install_buffers(model, progress.buffers)
     seen_by_steps = user_level_model(model, rows)
+    # Fixed first layers, of which a learned map is one by now, are computed once for all records.
     if features is not None or has_frozen_prefix(seen_by_steps):
         barrier = barrier.with_model(seen_by_steps)
     checkpoints = _Checkpoints(run, compute)
@@ -172,6 +175,7 @@ class _Checkpoints:
             is_due = group.broadcast_object(is_due)
         if not is_due:
             return
+        # Every process takes part in collecting slices, also those that write nothing.
         whole = _Progress(collect(progress.state, slices), progress.buffers)
         if group.is_first:
             step = trace.step + 1

@@ -272,6 +272,7 @@ class Engine:
             + _SECONDS_PER_PARAMETER * parameters
         )
         each = _RECORD_SLOWDOWN * self._record_seconds / (1 if device.type == "cpu" else _DEVICE_SPEEDUP)
+        # Each pass has a fixed part, whatever its size; its slots take time whether a record or padding fills them.
         return (counts.mean_full + 1.0) * fixed + counts.slots(smaller) * each
 
     def _size_that_fills(self, size: int, physical_batch: int | None, largest: int) -> int:
@@ -365,20 +366,23 @@ class Engine:
         best = self.physical_batch
         if best == 1:
             return
-        self.smaller_sizes, seconds = self._smaller_sizes(expected_batch, device)
+        self.smaller_sizes, seconds = self._smaller_sizes_in_time(expected_batch, device)
         at_best = self._seconds_by_size(largest, expected_batch, device)
         others = sorted(at_best.keys() - {best}, key=lambda size: (at_best[size], size))
         for size in others[:_MAX_OTHER_SIZES]:
+            # Its time if all smaller sizes agree, which is the least it can take: no later one can be faster, either.
             if at_best[size] >= seconds:
                 break
             self.physical_batch = size  # whose invariance is compared, and with it the smaller sizes
             if self._fills(size) and self._is_invariant(device):
-                smaller, its_seconds = self._smaller_sizes(expected_batch, device)
+                smaller, its_seconds = self._smaller_sizes_in_time(expected_batch, device)
                 if its_seconds < seconds:
                     best, self.smaller_sizes, seconds = size, smaller, its_seconds
         self.physical_batch = best
 
-    def _smaller_sizes(self, expected_batch: float, device: torch.device) -> tuple[tuple[int, ...], float]:
+    def _smaller_sizes_in_time(
+        self, expected_batch: float, device: torch.device
+    ) -> tuple[tuple[int, ...], float]:
         """The smaller sizes that agree with the present one, and about how many seconds a sum takes with them."""
         counts = PassCounts.of(self.physical_batch, expected_batch)
         smaller = self._sizes_that_agree(counts.smaller_sizes(self._max_smaller_sizes), device)
@@ -520,7 +524,7 @@ class Engine:
         if not offload:
             point = shards.slice_of(point) if shards is not None and trained else point.to(device)
         try:
-            inputs, labels = self.made_up_record()
+            inputs, labels = self.synthetic_record()
             self.clipped_sum(point, inputs.to(device), labels.to(device), L2(1.0))
         except ProcessLostError:
             raise
@@ -545,7 +549,7 @@ class Engine:
         same.passes = replace(self.passes, model=replace(model, module=module))
         return same
 
-    def made_up_record(self) -> tuple[Tensor, Tensor]:
+    def synthetic_record(self) -> tuple[Tensor, Tensor]:
         """The inputs and labels of one record, in the form of those that the model was inspected on."""
         made_up = self.inspection.form.draw(1, 0)
         return made_up.inputs, made_up.labels
@@ -665,8 +669,8 @@ class Engine:
                 self._add_apart(gradients, norms, parameters, records, clipping, total)
             else:
                 self._add(gradients, clipping, total, norms)
-            # Names would keep the tensors alive until the next pass has its own.
-            del gradients, norms  # the next pass needs their memory
+            # Names would keep the tensors alive until the next pass has its own, which needs their memory.
+            del gradients, norms
         assert total is not None
         return total
 
@@ -718,7 +722,7 @@ class Engine:
             if self.shards is None:
                 return self.passes.contributions(parameters, parameters.new_zeros(0), {})
             # A pass over a made-up record, so that other processes can gather weights for theirs.
-            made_up, label = (part.to(inputs.device) for part in self.made_up_record())
+            made_up, label = (part.to(inputs.device) for part in self.synthetic_record())
             return self.contributions(parameters, made_up, label).first(0)
         count = len(labels)
         size = self._size_of_pass(count, clipping)
@@ -734,8 +738,8 @@ class Engine:
                 if count > 1 or self.shards is not None:
                     raise
             padded = inputs, labels
-        here = parameters.to(inputs.device)  # all at once, if they are in main memory
-        return self.passes.one_by_one(here, *padded, count).first(count)
+        on_device = parameters.to(inputs.device)  # all at once, if they are in main memory
+        return self.passes.one_by_one(on_device, *padded, count).first(count)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient as `clipping` defines it.
@@ -766,8 +770,9 @@ class Engine:
             Shape [], float64.
         """
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-        for their_inputs, their in self._batches(inputs, labels) if len(labels) else []:
-            losses = self._losses(parameters, their_inputs, their).double()
+        for batch_inputs, batch_labels in self._batches(inputs, labels) if len(labels) else []:
+            losses = self._losses(parameters, batch_inputs, batch_labels).double()
+            # NaN before the clamp, which would keep it: the sum of all records would be NaN.
             clipped = torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound)
             total += clipped.sum().to(total.device)
         return total
@@ -781,9 +786,9 @@ class Engine:
         of two infinite losses, counts as zero. Returns shape [], float64.
         """
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-        for their_inputs, their in self._batches(inputs, labels) if len(labels) else []:
+        for batch_inputs, batch_labels in self._batches(inputs, labels) if len(labels) else []:
             before, after = (
-                self._losses(point, their_inputs, their).double() for point in (start, parameters)
+                self._losses(point, batch_inputs, batch_labels).double() for point in (start, parameters)
             )
             gains = torch.nan_to_num(before - after, nan=0.0, posinf=bound, neginf=-bound)
             total += gains.clamp(-bound, bound).sum().to(total.device)
@@ -797,16 +802,16 @@ class Engine:
         losses = self._losses_together(parameters, inputs, labels)
         if self.passes.model.precision == torch.bfloat16:
             for index in torch.nonzero(~torch.isfinite(losses))[:, 0].tolist():
-                own = slice(index, index + 1)
-                losses[own] = self._losses_together(parameters, inputs[own], labels[own])
+                row = slice(index, index + 1)
+                losses[row] = self._losses_together(parameters, inputs[row], labels[row])
         return losses
 
     def _losses_together(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The same in one pass; computed record by record, or in parts, as gradients are."""
         if self.inspection.layouts is not None:
-            here = parameters.to(inputs.device)  # all at once, if they are in main memory
+            on_device = parameters.to(inputs.device)  # all at once, if they are in main memory
             try:
-                return self.passes.losses(here, self._pad(inputs), self._pad(labels))[: len(labels)]
+                return self.passes.losses(on_device, self._pad(inputs), self._pad(labels))[: len(labels)]
             except UnrecordedError:
                 if len(labels) > 1:
                     halves = _halves(inputs, labels)
@@ -830,10 +835,11 @@ class Engine:
         finite = all_finite(norms)
         # A sum without the rows that may be spoilt.
         self._add(gradients.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
-        again = torch.nonzero(~finite)[:, 0].tolist()
+        spoilt = torch.nonzero(~finite)[:, 0].tolist()
         inputs, labels = records
-        for number in range(len(again) if self.shards is None else self.shards.max_count(len(again))):
-            row = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
+        # Processes that share parameters take as many passes each as the one with the most, some of them empty.
+        for number in range(len(spoilt) if self.shards is None else self.shards.max_count(len(spoilt))):
+            row = slice(spoilt[number], spoilt[number] + 1) if number < len(spoilt) else slice(0)
             self._add(self.contributions(parameters, inputs[row], labels[row]), clipping, total, None)
 
     @property

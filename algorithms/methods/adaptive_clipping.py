@@ -23,7 +23,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import Schedule
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 USUAL_SHARE = 0.1
 """Noise of the count over the bound of a record, as a share of the batch: the paper's sigma_b = B / 20 over 1/2."""

@@ -22,7 +22,7 @@ from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import Intercepts, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.models.bounds import CROSS_ENTROPY, LOGISTIC
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, total_release
 from algorithms.privacy.mechanisms.sampling import Poisson
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.mechanisms.release import (
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from algorithms.gradients import LineCandidates
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
-stats = later("scipy.stats")
+stats = lazy_module("scipy.stats")
 
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
 

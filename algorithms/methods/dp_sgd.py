@@ -36,7 +36,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.shrinkage import Shrinkage, ShrunkState, plan_errors, plan_shrinkage
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.noise_search import find_smallest
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 _STEPS_AT_ONE, _MIN_STEPS, _MAX_STEPS = 150, 10, 1000
 """DP-GD's steps at epsilon 1 where the settings give none, and the fewest and most at any other. They grow with the

@@ -55,7 +55,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError, Slot
 from algorithms.gradients import L2, Normalised
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, conversion
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 _NO_PROBABILITY_ABOVE_1 = 1 + 1e-6
 """A factor of the least fraction, so that rounding puts no probability above 1."""

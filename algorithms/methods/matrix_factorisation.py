@@ -34,7 +34,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping, Normalised
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
 from algorithms.privacy.mechanisms.correlated import (
     Buffered,
@@ -53,9 +53,13 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
-optimize, signal, special = later("scipy.optimize"), later("scipy.signal"), later("scipy.special")
+optimize, signal, special = (
+    lazy_module("scipy.optimize"),
+    lazy_module("scipy.signal"),
+    lazy_module("scipy.special"),
+)
 
 Array = NDArray[np.float64]
 

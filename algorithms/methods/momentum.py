@@ -42,7 +42,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.noise_search import in_levels
 from algorithms.privacy.mechanisms.release import Gaussian, KNorm, Laplace, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, WithoutReplacement
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 Array = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from algorithms.privacy.barrier.barrier import Barrier
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 MIN_SHARE = 1e-3
 """The least that noise may fall to, relative to that of the first step."""

@@ -114,16 +114,17 @@ class OneSentence(TyperGroup):
             raise typer.Exit(2) from None
 
 
-WORDS = {
+STAGE_WORDS = {
     "prepare": "preparing the data",
     "calibrate": "calibrating the noise",
     "evaluate": "evaluating on the held-out records",
     "report": "writing card and report",
 }
+# The line by which a stage reports its progress, behind the date and level of the log where it has them.
 _STEP = re.compile(
     r"(?:.* - )?(?P<what>step|encoded) (?P<step>\d+) of (?P<steps>\d+)(?: records)?, (?P<rest>.*)"
 )
-_NOISE = re.compile(
+_DVC_LINES = re.compile(
     r"(Running stage |> python (-P )?-m |Stage '|(Updating|Generating) lock file|To (track|enable) "
     r"|\s*(git add|dvc config) |Use `dvc |Verifying data sources|Data and pipelines are up"
     r"|(ERROR: )?failed to (reproduce|run) )"
@@ -149,8 +150,8 @@ class StageOutput:
     def begin(self, stage: str) -> None:
         """A stage begins. That it trains, and does not hand out an existing result, the train stage says itself."""
         self.end()
-        if stage in WORDS:
-            self.console.print(f"{WORDS[stage]} ...")
+        if stage in STAGE_WORDS:
+            self.console.print(f"{STAGE_WORDS[stage]} ...")
 
     @contextmanager
     def stages(self, root: Path) -> "Iterator[RunStage]":
@@ -180,7 +181,9 @@ class StageOutput:
         self.is_reused |= text.startswith(EXISTING_RESULT)
         if text == TRAINING_LINE or text.startswith(EXISTING_RESULT):
             self.console.print(text)
-        elif self.verbose or (step is None and not _NOISE.match(text) and not text.startswith("refused: ")):
+        elif self.verbose or (
+            step is None and not _DVC_LINES.match(text) and not text.startswith("refused: ")
+        ):
             self.end()
             self.console.print(f"  {text}")
         elif step and self.console.is_terminal:
@@ -253,6 +256,7 @@ def server_trouble(error: BaseException) -> str | None:
 
     from flows.prefect_api import answers_at, no_server_at
 
+    # Prefect wraps what its client raised, once or several times, so that all that led to the error is looked through.
     url, causes, seen = prefect_api_url(), [error], list[BaseException]()
     while causes:
         cause = causes.pop()
@@ -356,7 +360,7 @@ def stoppable(
         return work()
 
     def stop(number: int, _frame: "FrameType | None") -> None:
-        for each in signals:
+        for each in signals:  # a second Ctrl-C would interrupt what ends the stages
             signal.signal(each, signal.SIG_IGN)
         raise _Stopped(number)
 
@@ -377,6 +381,7 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
     """End all child processes, say what remains of the run, and exit without any output of Prefect."""
     import psutil
 
+    # Threads of Prefect go on until the process ends, and would print errors about the stages that end under them.
     terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -390,7 +395,7 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
             process.kill()
     shown = "\x1b[?25h" if os.isatty(terminal) else ""  # show the cursor again, which a progress bar hides
     os.write(terminal, f"{shown}stopped: {stays()}\n".encode())
-    os._exit(128 + number)
+    os._exit(128 + number)  # at once: the usual end of Python would wait for the thread with the stages
 
 
 def _what_stays(root: Path, before: Mapping[str, int]) -> str:

@@ -82,13 +82,13 @@ def run(
         params.load(root / "params.yaml", reads=tuple(name for name in params.GROUPS if name != "algorithm"))
     else:
         params_edit(root, overrides)
-    result = _already_there(root, overrides)
+    result = _identical_result(root, overrides)
     if result:
         note = reuse_note_of(root)
         say(f"{EXISTING_RESULT}{f'; {note}' if note else ''}:")
     else:
         edit = params_edit(root, overrides)
-        say(_what(edit.params), error=True)
+        say(_describe_run(edit.params), error=True)
         steps = StageOutput(verbose)
         with _check_before_run(root, edit):
             result = _run_pipeline(overrides, root, steps)
@@ -97,7 +97,7 @@ def run(
     show(two_columns(result))
 
 
-def _what(settings: "Params") -> str:
+def _describe_run(settings: "Params") -> str:
     """Describe what is trained in one line."""
     privacy = settings.privacy
     target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
@@ -138,7 +138,7 @@ def _check_before_run(root: Path, edit: "ParamsEdit") -> AbstractContextManager[
     return offering(root, document, preview.info, edit.after)
 
 
-def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":
+def _identical_result(root: Path, overrides: "ParamOverrides") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from flows.missing_runs import log_missing_run
     from tasks.config.overrides import params_edit
@@ -317,13 +317,13 @@ def tune(
         return
 
     from tasks.tuning import load_here
-    from tasks.tuning.search import deliver, in_threads
+    from tasks.tuning.search import deliver_search, in_threads
 
     settings = load_here(root, file, allow_code=allow_code or ())
     if runner == "threads" and not has_prefect_api():
         steps = StageOutput(verbose)
         say(f"searching: at most epsilon {settings.epsilon:g} for all trials together ...", error=True)
-        work = partial(deliver, settings, root, say=steps.line, run_all=partial(in_threads, workers))
+        work = partial(deliver_search, settings, root, say=steps.line, run_all=partial(in_threads, workers))
         say(stoppable(work, root, steps=steps))
         return
     if not verbose:

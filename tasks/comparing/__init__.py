@@ -129,7 +129,7 @@ class TrainingObjective(StrictModel):
     regularisation: float = Field(default=0.0, ge=0)
 
 
-class Record(StrictModel):
+class RecordedResults(StrictModel):
     """What is recorded of each run besides its accuracy.
 
     curves: the objective by step, at most about 200 points. diagnostics: what clipping and noise did to each gradient,
@@ -156,7 +156,7 @@ class Comparison(StrictModel):
     folds: Folds | None = None
     problems: tuple[Problem, ...] = Field(min_length=1)
     methods: dict[Name, Method] = Field(min_length=1)
-    record: Record = Record()
+    record: RecordedResults = RecordedResults()
     skip_refused: bool = False
     published: Word | None = None
     performance: MemoryParams = MemoryParams()
@@ -399,13 +399,14 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     """
     for problem in comparison.problems:
         _check_problem(problem, cards[problem.dataset], file)
-    cases = _cases(comparison, file)
+    cases = _settings_at_epsilons(comparison, file)
     folds: list[Fold | None] = [None]
     if (cut := comparison.folds) is not None:
         folds = [
             Fold(cut.k, cut.seed, *repeat_and_fold)
             for repeat_and_fold in product(range(cut.repeats), range(cut.k))
         ]
+    # A trial's digest decides whether its result is there, so that what is left at its default must not be in it.
     recorded = comparison.record.model_dump()
     if not comparison.record.diagnostics:
         del recorded["diagnostics"]  # as in `Trial.digest`
@@ -450,7 +451,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     ]
 
 
-def _cases(
+def _settings_at_epsilons(
     comparison: Comparison, file: str
 ) -> list[tuple[Variant, float | None, dict[str, JsonValue], dict[str, JsonValue]]]:
     """Each variant at each epsilon, with the settings of its method and of its features."""

@@ -66,7 +66,7 @@ _WORDS = {
 """The metrics of the test records that are shown; the tables have more."""
 
 
-def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
+def join_published(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
     """Add the columns `ours`, `stderr` and `difference` to published rows; NaN if the comparison has no such trial.
 
     totals: from `summary`.
@@ -100,6 +100,7 @@ def results(workspace: ComparisonFolder, trials: tuple[Trial, ...]) -> pd.DataFr
 
 def with_gap(table: pd.DataFrame) -> pd.DataFrame:
     """Add the column `gap`: the objective minus the smallest that is in the table for the same training records."""
+    # Objectives of other training records, as of another fold, have another minimum.
     lowest = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
     return table.assign(gap=table["objective"] - lowest)
 
@@ -131,17 +132,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(parts).reset_index()
 
 
-def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -> Figure:
+def draw_by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -> Figure:
     """Draw a metric against a logarithmic epsilon, with bars of one standard error; methods without noise are dashed.
 
-    totals: from `results.summary`. words: the name of the metric.
+    totals: from `summary`. words: the name of the metric.
     """
     problems = list(totals.groupby(PROBLEM, sort=False))
     labels = list(dict.fromkeys(totals["label"]))
     figure, grid = _panels(1, len(problems), labels, theme)
     for axes, (names, rows) in zip(grid[0], problems, strict=True):
         for label, of_method in rows.groupby("label", sort=False):
-            _points(axes, of_method, metric, str(label), _style_of(labels, str(label)))
+            _draw_points(axes, of_method, metric, str(label), _style_of(labels, str(label)))
         axes.set_xscale("log")
         values = sorted(rows["epsilon"].dropna().unique())
         axes.set_xticks(values, labels=[f"{value:g}" for value in values])
@@ -150,11 +151,11 @@ def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -
         axes.set(xlabel="epsilon", ylabel=words)
         if is_share(metric):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _legend(figure, grid[0], labels, theme)
+    _draw_legend(figure, grid[0], labels, theme)
     return figure
 
 
-def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str) -> Figure:
+def draw_over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str) -> Figure:
     """Draw the mean of column y over column x; a row per problem, a column per epsilon, a line per label.
 
     table: columns dataset, model, label, epsilon, x and y. words: the name of y. A label with at most two points, such
@@ -167,6 +168,7 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
     figure, grid = _panels(len(problems), len(epsilons), labels, theme)
     for row, (names, rows) in zip(grid, problems, strict=True):
         for axes, epsilon in zip(row, epsilons, strict=True):
+            # Methods without noise have no epsilon, and are in every column.
             at_epsilon = rows[rows["epsilon"].isna() | (rows["epsilon"] == epsilon)]
             for label, of_method in at_epsilon.groupby("label", sort=False):
                 mean = of_method.groupby(x)[y].mean()
@@ -185,11 +187,13 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
             where = "" if epsilon is None else f", epsilon {epsilon:g}"
             axes.set_title(_title(names) + where, color=theme.ink, size=9)
             axes.set(xlabel=x, ylabel=words)
-    _legend(figure, [axes for row in grid for axes in row], labels, theme)
+    _draw_legend(figure, [axes for row in grid for axes in row], labels, theme)
     return figure
 
 
-def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, style: tuple[str, str, str]) -> None:
+def _draw_points(
+    axes: Axes, rows: pd.DataFrame, metric: str, label: str, style: tuple[str, str, str]
+) -> None:
     colour, marker, line = style
     if rows["epsilon"].isna().all():
         value = float(rows[f"{metric}_mean"].iloc[0])
@@ -248,7 +252,7 @@ def _size(theme: Theme) -> int:
     return 9 if theme.is_narrow else 8
 
 
-def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme: Theme) -> None:
+def _draw_legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme: Theme) -> None:
     """One legend for all panels, each label once."""
     lines = {
         name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -295,14 +299,14 @@ def result_tables(totals: pd.DataFrame) -> list[TextTable]:
 
 
 def published_table(rows: pd.DataFrame) -> TextTable:
-    """Published numbers beside ours. rows: from `results.beside`."""
+    """Published numbers beside ours. rows: from `join_published`."""
     header = ("figure", "data", "method", "epsilon", "metric", "published", "ours", "difference")
     return TextTable(
-        "Published numbers beside ours", header, [_beside(row) for row in rows.to_dict("records")]
+        "Published numbers beside ours", header, [_published_row(row) for row in rows.to_dict("records")]
     )
 
 
-def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
+def _published_row(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
     metric, difference = row["metric"], row["difference"]
     setting = f" ({row['setting']})" if row["setting"] else ""
     return (
@@ -389,7 +393,7 @@ def _content(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame, ru
     """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
     published_rows = (
-        None if published is None else beside(read_published(work.workspace.root / published), totals)
+        None if published is None else join_published(read_published(work.workspace.root / published), totals)
     )
     return {
         "title": work.comparison.title,
@@ -434,7 +438,7 @@ def _pictures(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame) -
     for metric, problems in by_metric.items():
         if totals["epsilon"].notna().any():
             words = f"{_heading(metric)} against epsilon; bars are one standard error, methods without noise dashed."
-            draw = partial(by_epsilon, pd.concat(problems), metric, words=_heading(metric))
+            draw = partial(draw_by_epsilon, pd.concat(problems), metric, words=_heading(metric))
             pictures[metric] = picture(draw, words)
     curves = _all_rows(work.workspace, table, "curve")
     if len(curves):
@@ -443,14 +447,14 @@ def _pictures(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame) -
             "How far the objective is above the least known on the same records, by step; mean over trials. A method"
             " that asks once is dashed."
         )
-        draw = partial(over_steps, gaps, x="step", y="gap", words="objective - least known")
+        draw = partial(draw_over_steps, gaps, x="step", y="gap", words="objective - least known")
         pictures["convergence"] = picture(draw, words)
-    traces = _noise(_all_rows(work.workspace, table, "trace"))
+    traces = _noisy_releases(_all_rows(work.workspace, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
         )
-        draw = partial(over_steps, traces, x="release", y="noise_std", words="noise (std)")
+        draw = partial(draw_over_steps, traces, x="release", y="noise_std", words="noise (std)")
         pictures["noise"] = picture(draw, words)
     return pictures
 
@@ -470,11 +474,12 @@ def _all_rows(workspace: ComparisonFolder, table: pd.DataFrame, kind: str) -> pd
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _noise(traces: pd.DataFrame) -> pd.DataFrame:
+def _noisy_releases(traces: pd.DataFrame) -> pd.DataFrame:
     """The releases with noise; if a method makes several kinds of release, the label names the kind."""
     if not len(traces):
         return traces
     traces = traces[traces["noise_std"] > 0]
+    # Noise of counts and of gradients has other units, and one line through both would say nothing.
     kinds = traces.groupby("label")["kind"].transform("nunique")
     named = traces["label"] + ", " + traces["kind"]
     return traces.assign(label=traces["label"].where(kinds == 1, named), release=traces["release"] + 1)

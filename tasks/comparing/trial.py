@@ -114,7 +114,7 @@ def write_parquet(path: Path, frame: pd.DataFrame) -> None:
 
 
 @dataclass(frozen=True)
-class Sides:
+class TrialRecords:
     """The training and test records of a trial. info: the public facts of exactly these records."""
 
     info: DatasetInfo
@@ -137,7 +137,9 @@ def split_by_fold(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArra
         )
     generator = RandomState(MT19937(SeedSequence((chosen.seed, chosen.repeat))))
     shuffled = generator.permutation(records).astype(np.int64)
-    start, stop = (records * number // chosen.k for number in (chosen.fold, chosen.fold + 1))
+    start, stop = (
+        records * number // chosen.k for number in (chosen.fold, chosen.fold + 1)
+    )  # floor(n f / k)
     return np.sort(np.concatenate([shuffled[:start], shuffled[stop:]])), np.sort(shuffled[start:stop])
 
 
@@ -163,7 +165,7 @@ def prepared_folder(store: Path, trial: Trial) -> Path:
     return store / f"{trial.dataset}-{trial.card}{transform}"
 
 
-def make_ready(store: Path, trial: Trial, *, root: Path) -> None:
+def prepare_dataset(store: Path, trial: Trial, *, root: Path) -> None:
     """Prepare a trial's data set below `store` unless it exists; raises DataRefusedError if that is impossible."""
     folder = prepared_folder(store, trial)
     if not folder.exists():
@@ -174,21 +176,21 @@ def make_ready(store: Path, trial: Trial, *, root: Path) -> None:
         prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
 
 
-def sides(store: Path, trial: Trial) -> Sides:
+def trial_records(store: Path, trial: Trial) -> TrialRecords:
     """The records of a trial, memory-mapped without a fold; raises DataRefusedError if a fold cannot be trained on."""
     folder = prepared_folder(store, trial)
     data = _load_records(folder)
     if trial.fold is None:
         train = RecordBatch(data.train_features, data.train_labels)
-        return Sides(data.info, train, RecordBatch(data.test_features, data.test_labels))
+        return TrialRecords(data.info, train, RecordBatch(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
     info, *rows_of_sides = _fold_records(folder, trial.fold)
-    return Sides(info, *(RecordBatch(features[side], labels[side]) for side in rows_of_sides))
+    return TrialRecords(info, *(RecordBatch(features[side], labels[side]) for side in rows_of_sides))
 
 
 def info_of(store: Path, trial: Trial) -> DatasetInfo:
-    """The public facts of the records that a trial trains on; raises DataRefusedError as `sides` does."""
+    """The public facts of the records that a trial trains on; raises DataRefusedError as `trial_records` does."""
     folder = prepared_folder(store, trial)
     return _load_records(folder).info if trial.fold is None else _fold_records(folder, trial.fold)[0]
 
@@ -217,7 +219,7 @@ def _fold_records(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.i
 
 
 @dataclass(frozen=True)
-class Context:
+class TrialContext:
     """What all trials share.
 
     code: a digest of the algorithms' source. compute: the resources that a trial may use, which do not change its
@@ -229,7 +231,7 @@ class Context:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
 
-def plan_trial(context: Context, trial: Trial) -> Plan:
+def plan_trial(context: TrialContext, trial: Trial) -> Plan:
     """Plan a trial, or read the plan from disk if there is one with equal inputs.
 
     Raises RefusedError or DataRefusedError if the trial cannot run, for example because a fold has a single
@@ -238,6 +240,7 @@ def plan_trial(context: Context, trial: Trial) -> Plan:
     settings, info = _params(trial), info_of(context.workspace.store, trial)
     inputs = [trial.settings, trial.model, trial.accountant, trial.epsilon, trial.delta]
     inputs += [extra for extra in (trial.model_settings, trial.features) if extra]
+    # Seed, fold and labels are not among them, so that all repetitions share a plan, which may take minutes.
     name = digest_of([*inputs, json.loads(info.to_json()), context.code])
     path = context.workspace.plans / f"{name}.json"
     if path.exists():
@@ -281,7 +284,7 @@ class ParameterTrail:
 
     def __init__(self, released: Callable[[Any], Tensor], steps: int, *, start: Any) -> None:
         self._released = released
-        self._wanted = points(steps)
+        self._wanted = curve_steps(steps)
         self._last: tuple[int, Any] | None = None
         self._kept: list[tuple[int, Tensor]] = []
         self._keep(0, start)
@@ -295,13 +298,14 @@ class ParameterTrail:
             self._keep(step, state)
         self.seconds += time.perf_counter() - began
 
-    def frame(self, model: Model, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
+    def frame(self, model: Model, trace: Trace, data: TrialRecords, *, regularisation: float) -> pd.DataFrame:
         """A table: step, objective, and epsilon spent by then, an upper bound. model: the trained model."""
         if self._last and self._last[0] != self._kept[-1][0]:
             self._keep(*self._last)  # a run that ended before its last planned step
         parameters = torch.stack([step_parameters for _, step_parameters in self._kept])
         losses = mean_losses(model, parameters, data.train)
         norms = parameters.double().square().sum(dim=1).numpy()
+        # Each curve point has the epsilon of all releases before it: the index of its step among theirs counts them.
         steps = [step for step, _ in self._kept]
         spent = np.array([0.0, *(row.epsilon for row in trace.rows)])
         done = np.searchsorted([row.step for row in trace.rows], steps, side="left")
@@ -313,10 +317,11 @@ class ParameterTrail:
         self._kept.append((step, self._released(state).detach().clone().cpu()))
 
 
-def points(steps: int) -> set[int]:
+def curve_steps(steps: int) -> set[int]:
     """The steps that a curve keeps: all of up to 200, otherwise about 200 that are denser at the start."""
     if steps <= _POINTS:
         return set(range(1, steps + 1))
+    # The objective falls fastest at first; even steps show the end.
     dense = np.geomspace(1, steps, _POINTS // 2).round().astype(int)
     even = np.linspace(1, steps, _POINTS // 2).round().astype(int)
     return {*dense.tolist(), *even.tolist()}
@@ -330,6 +335,7 @@ def mean_losses(model: Model, parameters: Tensor, part: RecordBatch) -> NDArray[
 
     totals = torch.zeros(len(parameters), dtype=torch.float64)
     with torch.no_grad():
+        # Outputs of all points at once, [points, records, outputs], are what takes memory.
         record = torch.from_numpy(np.array(part.features[:1]))
         outputs = model.outputs(model.by_name(parameters[0]), record).numel() * min(_AT_ONCE, len(parameters))
         size = max(1, min(_BATCH, MAX_OUTPUTS // outputs))
@@ -337,18 +343,18 @@ def mean_losses(model: Model, parameters: Tensor, part: RecordBatch) -> NDArray[
             inputs = torch.from_numpy(np.array(part.features[start : start + size]))
             labels = torch.from_numpy(np.array(part.labels[start : start + size]))
             for first in range(0, len(parameters), _AT_ONCE):
-                points = parameters[first : first + _AT_ONCE]
+                chosen = parameters[first : first + _AT_ONCE]
                 totals[first : first + _AT_ONCE] += torch.func.vmap(total, in_dims=(0, None, None))(
-                    points, inputs, labels
+                    chosen, inputs, labels
                 )
     result: NDArray[np.float64] = totals.numpy() / len(part.labels)
     return result
 
 
-def run_trial(context: Context, trial: Trial) -> None:
+def run_trial(context: TrialContext, trial: Trial) -> None:
     """Run a trial with one thread of torch and write its result. Raises what planning and training raise."""
-    torch.set_num_threads(1)
-    workspace, data = context.workspace, sides(context.workspace.store, trial)
+    torch.set_num_threads(1)  # workers run trials side by side, and more threads could round otherwise
+    workspace, data = context.workspace, trial_records(context.workspace.store, trial)
     plan, objective = plan_trial(context, trial), trial.record["objective"]
     regularisation = objective["regularisation"] if objective else 0.0
     trained = _train_model(trial, plan, data, context.compute)
@@ -361,6 +367,7 @@ def run_trial(context: Context, trial: Trial) -> None:
         write_parquet(workspace.trials / f"{trial.digest}.trace.parquet", rows)
     if trained.diagnostics is not None:
         write_parquet(workspace.trials / f"{trial.digest}.diagnostics.parquet", trained.diagnostics.frame())
+    # Last: a trial with this file is finished.
     write_json(
         workspace.trials / f"{trial.digest}.json",
         {
@@ -372,7 +379,7 @@ def run_trial(context: Context, trial: Trial) -> None:
     )
 
 
-def build_models(context: Context, trials: Iterable[Trial]) -> None:
+def build_models(context: TrialContext, trials: Iterable[Trial]) -> None:
     """Initialise all models before trials run, since initialisation uses torch's global generator."""
     for trial in trials:
         _model(trial, info_of(context.workspace.store, trial))
@@ -400,7 +407,7 @@ class _TrainedTrial:
     steps: int
 
 
-def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _TrainedTrial:
+def _train_model(trial: Trial, plan: Plan, data: TrialRecords, compute: ComputeConfig) -> _TrainedTrial:
     """Train from the start and without checkpoints: trials are short, and an interrupted one runs again."""
     model, settings = deepcopy(_model(trial, data.info)), _params(trial)
     algorithm = settings.algorithm
@@ -430,7 +437,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
 
 
 def _results(
-    plan: Plan, trained: _TrainedTrial, data: Sides, regularisation: float | None
+    plan: Plan, trained: _TrainedTrial, data: TrialRecords, regularisation: float | None
 ) -> dict[str, object]:
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, label_type = HeldOut(data.info, data.test.features, data.test.labels), data.info.label_type

@@ -17,9 +17,9 @@ from data.card import data_card
 from tasks.comparing import Comparison, Trial, TrialGroup, code_digest, load, read_published, trials
 from tasks.comparing.trial import (
     ComparisonFolder,
-    Context,
-    make_ready,
+    TrialContext,
     plan_trial,
+    prepare_dataset,
     prepared_folder,
     run_trial,
 )
@@ -38,7 +38,7 @@ class ComparisonWork:
     """A comparison and its trials, in the order of its file."""
 
     comparison: Comparison
-    context: Context
+    context: TrialContext
     trials: tuple[Trial, ...]
 
     @property
@@ -82,6 +82,7 @@ def lock_comparison(workspace: ComparisonFolder) -> Iterator[None]:
         ) from None
     with lock:
         workspace.stop.unlink(missing_ok=True)
+        # Files are written under a name with a dot, and renamed.
         for half in (path for folder in (workspace.trials, workspace.plans) for path in folder.glob(".*")):
             half.unlink()  # left by a process that was killed while writing
         yield
@@ -102,17 +103,17 @@ def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Comp
     wanted = tuple(trials(comparison, cards, file=file.name))
     compute = ComputeConfig(**comparison.performance.model_dump())
     return ComparisonWork(
-        comparison, Context(ComparisonFolder(root, comparison.name), code_digest(), compute), wanted
+        comparison, TrialContext(ComparisonFolder(root, comparison.name), code_digest(), compute), wanted
     )
 
 
 def prepare_data(work: ComparisonWork) -> None:
     """Prepare each data set that does not exist yet; raises DataRefusedError."""
     for trial in {prepared_folder(work.workspace.store, trial): trial for trial in work.trials}.values():
-        make_ready(work.workspace.store, trial, root=work.workspace.root)
+        prepare_dataset(work.workspace.store, trial, root=work.workspace.root)
 
 
-def plan_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
+def plan_group(context: TrialContext, group: TrialGroup) -> list[SkippedTrial]:
     """Make the plans of a group, which are kept on disk; returns the trials that cannot run."""
     problems = []
     for trial in group:
@@ -124,7 +125,7 @@ def plan_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     return problems
 
 
-def run_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
+def run_group(context: TrialContext, group: TrialGroup) -> list[SkippedTrial]:
     """Run the trials of a group one after the other until a stop is requested; returns those that failed."""
     problems = []
     for trial in group:
@@ -150,6 +151,7 @@ def progress(workspace: ComparisonFolder, groups: Sequence[TrialGroup]) -> Itera
     if not wanted:
         yield
         return
+    # Results from before are compared by time, as `--renew` writes them anew.
     console, before, ended = PlainConsole(stderr=True), workspace.finish_times(), threading.Event()
     columns = (
         BarColumn(),

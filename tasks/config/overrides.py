@@ -20,7 +20,7 @@ from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from data.card import DataCard, DataRefusedError, RecordCounts, data_card
 from data.description import cells_of, feature_norms
 from data.documents import Document, DocumentError, load_yaml
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from algorithms.noise_limits import Kind
     from algorithms.privacy.accounting import gaussian
 else:
-    gaussian = later("algorithms.privacy.accounting.gaussian")  # it imports SciPy
+    gaussian = lazy_module("algorithms.privacy.accounting.gaussian")  # it imports SciPy
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
@@ -137,6 +137,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
             float(at_epsilon): float(rate) for at_epsilon, rate in settings.pop("learning_rates").items()
         }
         epsilons = sorted(rates)
+        # Linear in log epsilon, and constant beyond the ends.
         rate = np.interp(
             math.log(epsilon),
             [math.log(step) for step in epsilons],
@@ -368,6 +369,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     records = _records_by_noise(card)
     known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
     cells = cells_of(card)
+    # Cells: rows are vectors of a known norm, so that the loss's curvature says how large a rate is stable, and the
+    # method itself lowers it to `noise_limit` by the noise that it plans.
     if cells is not None and "noise_limit" in update and card.label_type.kind == "class":
         update = update | {"momentum": usual_momentum(known, epsilon, settings["steps"])}
     momentum = update.get("momentum", 0.0)
@@ -399,6 +402,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             if of_errors is not None:
                 settings = settings | {"error_share": of_errors}
         return settings | {"update": update}
+    # Other data: a step's noise has this norm in clip norms, so that the rate that is taken moves parameters by
+    # `_NOISE_TAKEN` a step.
     noise = _NOISE_OF_A_STEP * math.sqrt(chosen_model.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
     if diverges(chosen_model.bounds):
@@ -550,6 +555,8 @@ def _change(document: Document, overrides: ParamOverrides, *, cards: Path) -> No
         _set(document, "data.blocks", [])  # the names are those of the previous data set
     follows_recipe = (overrides.dataset, overrides.algorithm, overrides.encoder) != (None, None, None)
     changes_method = follows_recipe or any(key.startswith("algorithm") for key in overrides.settings)
+    # In this order: a recipe replaces what was there, and explicit settings what the recipe has set. Then a paper's
+    # protocol decides what nobody has asked for, and rivals of what was asked for go.
     before = _paper_switch_on(document) if changes_method else None
     for key, value in wanted.items():
         _set(document, key, value)
@@ -736,5 +743,7 @@ def _plain(text: str) -> Any:
 
 def _restore_spacing(text: str) -> str:
     """Restore the blank lines between groups, if there are any: ruamel.yaml attaches each to a group's last key."""
+    # A blank line that came out before the last, indented lines of a group goes behind them, before the next group.
     moved = re.sub(r"\n\n((?: .*\n)+)(?=\w)", r"\n\1\n", text)
+    # Where groups are set apart at all, each is.
     return re.sub(r"(\n .*\n)(?=\w)", r"\1\n", moved) if re.search(r"\n\n\w", moved) else moved

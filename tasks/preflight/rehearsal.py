@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from algorithms.core.plan import Plan
-from algorithms.core.rehearsal import made_up, rehearsal
+from algorithms.core.rehearsal import made_up_result, rehearsal
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.documents import PlanDocument, RunIdentity
@@ -70,7 +70,7 @@ def _rehearsal_run(
     from tasks.runs import metrics
 
     planned = Plan.from_document(document)
-    receipt, columns = made_up(
+    receipt, columns = made_up_result(
         planned,
         known,
         cap=Budget(info.cap_epsilon, info.cap_delta),

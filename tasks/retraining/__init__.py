@@ -182,6 +182,7 @@ class Registry:
         if entry.is_dir():
             return entry
         self.folder.mkdir(parents=True, exist_ok=True)
+        # In the same folder, so that the rename at the end is atomic: a reader finds all files of a model, or none.
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
         try:
             optional = [_EVALUATION] if (artifacts / _EVALUATION).is_file() else []
@@ -195,13 +196,14 @@ class Registry:
 
     def promote(self, entry: Path) -> None:
         """Make the model in the folder `entry` the one in use."""
+        # A link cannot be changed. A new one that is renamed over it leaves no moment without a model in use.
         fresh = self.folder / f".{_SERVING}-{os.getpid()}"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(entry.name)
         fresh.replace(self.folder / _SERVING)
 
 
-Kind = Literal["open", "promoted", "kept", "forfeited", "given up"]
+StateKind = Literal["open", "promoted", "kept", "forfeited", "given up"]
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ class RetrainingState:
     before: str
     blocks: tuple[str, ...]
     epsilon: float
-    kind: Kind = "open"
+    kind: StateKind = "open"
     message: str = ""
     run_id: str | None = None
     number: int = 0

@@ -24,6 +24,7 @@ def epsilon_for(
     price: in the units of the population's composition. blocks: how many blocks the run reads. delta: the requested
     delta. plan: makes the plan for an epsilon. Raises RefusedError if no run is that cheap.
     """
+    # A block is charged the run's price times the number of blocks that a person may be in, see `Terms.charge`.
     together = min(balance.blocks_per_person, blocks)
     each = price[0] / balance.blocks_per_person
 
@@ -56,6 +57,7 @@ def epsilon_for(
         cost = balance.composition.price(planned.cost, reserved_events(planned), planned.adjacency, together)
         return inf if cost is None else cost / each
 
+    # The search starts at what the price is as an epsilon, from which the plan's own accountant is not far.
     highest = balance.composition.as_budget((Fraction(each),), delta).epsilon
     return _largest_epsilon(share_at, highest), delta
 
@@ -87,9 +89,11 @@ def _largest_epsilon(share: Callable[[float], float], highest: float) -> float:
 
 def _split_bracket(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
     """The next epsilon to try. fits, exceeds: an epsilon and its share, or zeros if none is known yet."""
+    # With one end only, as if the share were proportional to epsilon; each step a real one, and none too far.
     if not fits[0]:
         return exceeds[0] * max(0.1, min(0.95, 1 / exceeds[1]))
     if not exceeds[0]:
         return fits[0] * max(1.05, 1 / max(fits[1], 0.1))
+    # The line through both ends in logarithms, at the middle of what may stay unspent.
     slope = (log(exceeds[0]) - log(fits[0])) / (log(exceeds[1]) - log(fits[1]))
     return fits[0] * exp(slope * (log(1 - _MAX_UNSPENT / 2) - log(fits[1])))

@@ -83,7 +83,7 @@ class TooFewBlocksError(RefusedError):
 
 
 @dataclass(frozen=True)
-class Next:
+class NextRetraining:
     """The next retraining: its blocks, its epsilon, and the change to params.yaml.
 
     year: of comparisons with the model in use, where held-out people are private; else None.
@@ -95,7 +95,9 @@ class Next:
     year: Year | None = None
 
 
-def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]) -> list[BlockBalance]:
+def readable_blocks(
+    card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]
+) -> list[BlockBalance]:
     """The ledger's state of the blocks of a data set that can be read now; a new population is declared.
 
     A new block is declared by the first run that reads it, unless it holds what another does. plan: see
@@ -106,7 +108,7 @@ def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], P
     return [block for block in ledger.blocks(card.population, names_here) if block.name in names_here]
 
 
-def retire(
+def retire_exhausted_blocks(
     settings: Retraining, ledger: Ledger, card: DataCard, balances: list[BlockBalance]
 ) -> tuple[str, ...]:
     """Retire the blocks that were used and whose next payment would be too small to be useful; returns their names.
@@ -123,7 +125,7 @@ def retire(
     return names
 
 
-def how_many_left(settings: Retraining, balances: list[BlockBalance]) -> int:
+def retrainings_left(settings: Retraining, balances: list[BlockBalance]) -> int:
     """How many more retrainings the caps of these blocks allow without new blocks; at most `warn_below`."""
     if not balances or not settings.warn_below:
         return 0
@@ -137,7 +139,7 @@ def how_many_left(settings: Retraining, balances: list[BlockBalance]) -> int:
     return len(coming.retrainings)
 
 
-def next_of(
+def decide_next(
     settings: Retraining,
     recipe: RetrainingRecipe,
     ledger: Ledger,
@@ -145,7 +147,7 @@ def next_of(
     root: Path,
     registry: Registry,
     last: tuple[str, ...] | None,
-) -> Next:
+) -> NextRetraining:
     """Decide the retraining of a period that is due; nothing is charged.
 
     Args:
@@ -161,19 +163,19 @@ def next_of(
     """
     changes = recipe.settings(settings.dataset, settings.delta)
 
-    def first() -> Plan:
+    def plan_of_recipe() -> Plan:
         alone = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params
         return plan_for(alone, info_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
-    balances = blocks_here(card, ledger, root, first)
-    if retire(settings, ledger, card, balances):
-        balances = blocks_here(card, ledger, root, first)
+    balances = readable_blocks(card, ledger, root, plan_of_recipe)
+    if retire_exhausted_blocks(settings, ledger, card, balances):
+        balances = readable_blocks(card, ledger, root, plan_of_recipe)
     used, price = _paying_blocks(settings, balances, last)
     # The older blocks are declared here, before the run declares those that it reads, so that they keep their order.
     older = tuple(block.name for block in takewhile(lambda block: block.name not in used, balances))
     if older:
-        declare(ledger, replace(dataset_info(card), blocks=older), plan=first)
+        declare(ledger, replace(dataset_info(card), blocks=older), plan=plan_of_recipe)
     changes["data.blocks"] = list(used)
     if registry.serving is not None:
         model = registry.serving / "model.safetensors"
@@ -197,10 +199,10 @@ def next_of(
     if card.holdout == "private":
         evaluation = plan(epsilon).evaluation
     if evaluation is None:
-        return Next(used, epsilon, edit)
+        return NextRetraining(used, epsilon, edit)
     smallest, people = _smallest(settings, balances), held_out_people(card)
     ahead = year_ahead(settings, balances, balance, smallest=smallest, evaluation=evaluation, people=people)
-    return Next(used, epsilon, edit, ahead)
+    return NextRetraining(used, epsilon, edit, ahead)
 
 
 def _paying_blocks(
@@ -238,7 +240,7 @@ def _smallest(settings: Retraining, balances: list[BlockBalance]) -> Price:
     return tuple(settings.smallest * min(parts) for parts in zip(*(b.limit for b in balances), strict=True))
 
 
-Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "broken", "failed"]
+OutcomeKind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "broken", "failed"]
 RunStage = Callable[[str, Path], object]
 
 
@@ -251,7 +253,7 @@ class Outcome:
     code, fields: of the refusal that ended it, if it has a code.
     """
 
-    kind: Kind
+    kind: OutcomeKind
     message: str
     left: int | None = None
     models: tuple[tuple[str, str], ...] = ()
@@ -317,14 +319,14 @@ def deliver(work: DeliveryWork) -> Outcome:
 
 def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
-    before = store.begun_runs(home(), work.root)
+    before = store.begun_runs(home(), work.root)  # so that a refusal can say what this delivery has spent
     try:
         with PIPELINE.wording_errors(), work.states.try_lock() as free:
             if not free:
                 return Outcome(
                     "busy", f"another process is at the retraining {work.settings.name}; it does the work."
                 )
-            return _due(work, work.settings.period(now))
+            return _run_due(work, work.settings.period(now))
     except LedgerBrokenError as broken:
         return Outcome("broken", str(broken))
     except refusals() as refusal:
@@ -338,26 +340,28 @@ def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
         return Outcome("failed", words)
 
 
-def _due(work: DeliveryWork, period: str) -> Outcome:
+def _run_due(work: DeliveryWork, period: str) -> Outcome:
     interrupted = work.states.open()
     if interrupted is not None:
         ledger = work.ledger
         run_id = charged_run(work, interrupted.period, ledger)
+        # Given up by a person since: the ledger knows, and this home does not yet.
         if run_id is not None and ledger.status(run_id) == "forfeited":
             work.say(give_up(work, interrupted))
         else:
             work.say(f"the retraining of {interrupted.period} was interrupted: it is resumed first")
-            outcome = _run(work, interrupted)
+            outcome = _run_stages(work, interrupted)
             if interrupted.period == period or outcome.kind in ("refused", "failed"):
                 return outcome
     done = work.states.of(period)
     if done is not None:
         return Outcome("done", f"the retraining of {period} is done, nothing was spent again: {done.message}")
-    return _begin(work, period)
+    return _begin_period(work, period)
 
 
-def _begin(work: DeliveryWork, period: str) -> Outcome:
+def _begin_period(work: DeliveryWork, period: str) -> Outcome:
     ledger, before = work.ledger, work.states.all()
+    # This home has no state of the period, but the ledger may have a charge for it.
     run_id = charged_run(work, period, ledger)
     if run_id is not None:
         status = ledger.status(run_id)
@@ -366,7 +370,7 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
     if missing := _missing_here(work, ledger):
         work.say(missing)
     try:
-        chosen = next_of(
+        chosen = decide_next(
             work.settings,
             _recipe_of(work, before),
             ledger,
@@ -399,11 +403,11 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
         epsilon=chosen.epsilon,
         number=before[-1].number + 1 if before else 1,
     )
-    work.states.write(state)
+    work.states.write(state)  # before anything is charged: a run that is killed is resumed by it
     work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
     if chosen.year is not None:
         work.say(str(chosen.year))
-    return _run(work, state)
+    return _run_stages(work, state)
 
 
 def _held_by_open_runs(work: DeliveryWork) -> str:
@@ -489,7 +493,7 @@ def _by_dotted_key(document: Mapping[str, object], prefix: str = "") -> Iterator
             yield f"{prefix}{name}", value
 
 
-def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
+def _run_stages(work: DeliveryWork, state: RetrainingState) -> Outcome:
     """Run the stages of an open retraining and end it; after a fault it stays open for the next delivery."""
     here = str(work.root.resolve())
     if state.root != here and Path(state.root).is_dir():
@@ -497,6 +501,7 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
             "refused",
             f"the retraining of {state.period} was begun in {state.root}; finish it there. Nothing was spent here.",
         )
+    # A person may have edited params.yaml since the retraining began: what is put back is what is there now.
     there = (work.root / "params.yaml").read_text(encoding="utf-8")
     if there == state.params and state.root == here:
         there = state.before  # it was killed before it could put them back
@@ -508,6 +513,7 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
         with retraining_for(work.key(state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
+                # Before the charge, so that nothing is paid for that was not asked for.
                 if stage == "calibrate":
                     check_params(work.root, state.params)
         return _finish_delivery(work, state)
@@ -569,6 +575,8 @@ def charged_run(work: DeliveryWork, period: str, ledger: Ledger) -> str | None:
 
 
 def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
+    # The state is written last. A process that is killed before that does all of this again, and a model that is
+    # registered, or in use, is registered and in use once more.
     registry, artifacts = work.registry, work.root / "artifacts"
     entry, serving = registry.add(artifacts), registry.serving
     promotes, words, models = _decide_promotion(work, entry, serving)
@@ -581,12 +589,12 @@ def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
         log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
     ledger = work.ledger
-    balances = blocks_here(card, ledger, work.root, lambda: planned_run(work.root, card))
-    retired = retire(work.settings, ledger, card, balances)
+    balances = readable_blocks(card, ledger, work.root, lambda: planned_run(work.root, card))
+    retired = retire_exhausted_blocks(work.settings, ledger, card, balances)
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
     work.states.write(replace(state, kind=kind, message=words, run_id=entry.name))
-    left = how_many_left(work.settings, ledger.blocks(card.population))
+    left = retrainings_left(work.settings, ledger.blocks(card.population))
     return Outcome(kind, f"{state.period}: {words}", left, models)
 
 

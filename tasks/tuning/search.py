@@ -422,7 +422,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         return _hand_out(search, result, root, home)
 
 
-def deliver(
+def deliver_search(
     tuning: Tuning,
     root: Path,
     *,

@@ -253,7 +253,7 @@ def test_a_search_is_named_and_shows_its_card_and_the_winners_settings(
         publish("the winner is in tuned.")
         return "the winner is in tuned."
 
-    monkeypatch.setattr(tune_module, "deliver", deliver)
+    monkeypatch.setattr(tune_module, "deliver_search", deliver)
     for module, name in ((tune_module, "create_table_artifact"), (deployed, "create_markdown_artifact")):
         monkeypatch.setattr(
             module, name, lambda content, key, description: shown.update({key: (content, description)})

@@ -140,7 +140,7 @@ def drawings() -> dict[str, Drawing]:
         "blocks": lambda theme: figures.blocks_figure(blocks, theme=theme),
         "retrainings": lambda theme: figures.retrainings_figure(periods, theme=theme),
         "by epsilon": partial(
-            comparison.by_epsilon,
+            comparison.draw_by_epsilon,
             ours.assign(
                 dataset=names[0], model=names[1], accuracy_mean=np.arange(count), accuracy_stderr=0.1
             ),
@@ -148,7 +148,7 @@ def drawings() -> dict[str, Drawing]:
             words="Accuracy",
         ),
         "over steps": partial(
-            comparison.over_steps,
+            comparison.draw_over_steps,
             lines.assign(dataset=names[0], model=names[1]),
             x="step",
             y="gap",

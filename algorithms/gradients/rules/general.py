@@ -327,6 +327,7 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
             (factor,) = names
             stretched = {factor: grad_outputs * before[1 - factor]}
         elif not is_sum:
+            # Broadcast first, so that the derivative is by every entry of the output, and records are still apart.
             free = {i: before[i].expand(shape).detach().requires_grad_() for i in names}
             with torch.enable_grad():
                 arguments = [
@@ -338,6 +339,7 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
                 )
             back = torch.autograd.grad(again, list(free.values()), grad_outputs, materialize_grads=True)
             stretched = dict(zip(free, back, strict=True))
+        # The adjoint of a broadcast is a sum over what was repeated, here within each record.
         rows: dict[str, Tensor] = {}
         for i, values in stretched.items():
             part = summed_to(values, shapes[i], out, batch)
@@ -508,6 +510,7 @@ def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) ->
                 normalised_gradients(part, v.reshape(len(v), -1), g.reshape(-1)) if norm_dim == 0 else None
             )
             return None if pulled is None else dict(zip(sources, pulled, strict=True))
+        # w = g u with u = v / |v|: a gradient h of w gives <h, u> to g, and g / |v| (h - u <h, u>) to v.
         lengths: Tensor = torch.norm_except_dim(v, 2, dim)
         unit, scale = v / lengths, g / lengths
         over = [1 + other for other in range(v.dim()) if other != norm_dim]
@@ -602,6 +605,7 @@ def _form_by_entries(name: str, parameter: Tensor, output: Tensor) -> _Form | No
         return None
 
     def of_parameter(gradient: PerExample) -> PerExample:
+        # The Jacobian is diagonal, and a vector of ones reads off its diagonal.
         (slopes,) = torch.autograd.grad(output, parameter, torch.ones_like(output), retain_graph=True)
         return pointwise_gradients(gradient, slopes.flatten())
 
@@ -610,6 +614,7 @@ def _form_by_entries(name: str, parameter: Tensor, output: Tensor) -> _Form | No
 
 def _transpose_gradient(gradient: PerExample, shape: torch.Size) -> PerExample | None:
     """Gradients of a matrix from those of its transpose, of this shape."""
+    # Each record's gradient is a product A^T B of factors, and its transpose B^T A.
     if isinstance(gradient, LinearGrad) and gradient.inputs.shape[2] == shape[1]:
         return LinearGrad(gradient.grad_outputs, gradient.inputs)
     if isinstance(gradient, LinearGrad | DenseGrad):  # a layer may use a view of another shape

@@ -10,7 +10,7 @@ import dp_accounting.dp_event as dp
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 
 from algorithms.errors import RefusedError
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
 from algorithms.privacy.accounting.event_rules import (
@@ -31,7 +31,7 @@ from algorithms.privacy.accounting.random_allocation import (
     check_passes,
 )
 
-stats = later("scipy.stats")
+stats = lazy_module("scipy.stats")
 
 __all__ = [
     "CorrelatedDpEvent",

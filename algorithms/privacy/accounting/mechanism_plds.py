@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, xlogy
 
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.pld import CellMasses, PrivacyLoss
 
-stats = later("scipy.stats")
+stats = lazy_module("scipy.stats")
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

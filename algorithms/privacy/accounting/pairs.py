@@ -11,14 +11,14 @@ import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from algorithms.errors import RefusedError
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.mechanism_plds import AtomsPLD, ProfilePLD
 from algorithms.privacy.accounting.pld import PLDPair
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-library = later("dp_accounting.pld")
+library = lazy_module("dp_accounting.pld")
 
 TAIL_DELTA = 1e-13
 _CORNERS, _RATIOS, _NEAREST = 4000, 8000, 1e-8

@@ -19,9 +19,9 @@ from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, _gamma_trunc
 from scipy.special import gammaln, log_ndtr
 
 from algorithms.errors import RefusedError
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 
-stats = later("scipy.stats")
+stats = lazy_module("scipy.stats")
 
 _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10

@@ -6,9 +6,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 
-signal = later("scipy.signal")
+signal = lazy_module("scipy.signal")
 
 MAX_IN_PYTHON = 2**16
 """Where a sum has more numbers, many follow, and SciPy's filter is worth its import, which takes as long as three

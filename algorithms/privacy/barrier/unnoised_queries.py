@@ -202,7 +202,7 @@ class UnnoisedQueries:
 
     def of_made_up_records(self, count: int) -> "UnnoisedQueries":
         """The same queries of made-up records, which are all alike, and streamed to a device where the records are."""
-        inputs, labels = (part.cpu().numpy() for part in self.engine.made_up_record())
+        inputs, labels = (part.cpu().numpy() for part in self.engine.synthetic_record())
         alike = (np.broadcast_to(part, (count, *part.shape[1:])) for part in (inputs, labels))
         queries = copy.copy(self)
         queries._all_records, queries.last_norms = MappedRecords(*alike), LastNorms()

@@ -157,6 +157,7 @@ class Composition:
         from algorithms.privacy.accounting.events import count_same, schedule_from_json
 
         schedule = count_same(schedule_from_json(events))
+        # The price of k records together over k, for the k that is dearest by it.
         price = max(
             _group_price(self.order, schedule, adjacency, count) / count for count in range(1, group_size + 1)
         )
@@ -356,11 +357,14 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, group_size: int) 
     """
     if not cost.delta:
         return 0.0
+    # `share` is the largest that is known exactly, from that of a single record on. The bounds of `shares` only fall,
+    # and a number of records whose bound is at most `share` needs no computation.
     shares, share = _GroupShares(cost, events, adjacency, group_size), cost.delta
     on_wide_cells = shares.bound(group_size, _WIDE_CELLS)
     are_wide_cells_useful = True
     if on_wide_cells > share:
         share = max(share, shares.bound(group_size))
+        # Where wide cells state far too much, each number would be computed twice.
         are_wide_cells_useful = on_wide_cells <= _MAX_OVERSTATED * max(share, shares[group_size])
     while counts := shares.above(share):
         if not are_wide_cells_useful:

@@ -215,12 +215,14 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
 
     Returns the statements that write the changes. Raises RefusedError for a row that another version wrote.
     """
-    populations, open_already = set(state.adjacencies), set(state.caps)  # before `replay` changes the state
+    # As they are before `replay` changes the state: only what differs afterwards is written.
+    populations, open_already = set(state.adjacencies), set(state.caps)
     before = {name: _population_row(state, name) for name in state.terms}
     replay(entries, state=state)
     declared = [entry for entry in entries if entry.run_id is None]
     charged = [entry for entry in entries if entry.run_id is not None]
     reserved = [entry for entry in charged if entry.kind == "reserve"]
+    # A population and a block keep the place of their first row, in whose order they are listed.
     first: dict[str, int] = {}
     first_rows: dict[AccountKey, int] = {}
     for entry in declared:
@@ -292,6 +294,7 @@ def differing(connection: Connection, state: LedgerState) -> str | None:
                 return f"the balance of population {population!r}, block {account[1]!r}"
     if len(populations) != len(state.terms):
         return "the populations"
+    # Both ways: each open run of the replay is stored as it is, and no other is stored as open.
     still_open = {name: run for name, run in state.runs.items() if run.status == "open"}
     if {*connection.execute(_OPEN_RUNS).scalars()} != still_open.keys() or differing_run(
         connection, still_open

@@ -464,6 +464,7 @@ class Store:
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) == _NOT_ALLOWED:
                     raise NotAllowedError(self.database.not_allowed()) from None
+                # A lost connection only where there was one: otherwise the address or the password is wrong.
                 may_retry = _lost_a_race(error) or (self._was_connected and _lost_connection(error))
                 if not may_retry or time.monotonic() > deadline:
                     raise RefusedError(self.database.complaint(error)) from None

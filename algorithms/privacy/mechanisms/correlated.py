@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered_column
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Correlator, Multiplied
 from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder
 
-signal = later("scipy.signal")
+signal = lazy_module("scipy.signal")
 
 Array = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerLayer
-from algorithms.lazy_imports import later
+from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.accounting.random_allocation import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 else:
-    torch = later("torch")
+    torch = lazy_module("torch")
 
 
 @dataclass(frozen=True)

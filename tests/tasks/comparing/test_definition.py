@@ -19,7 +19,7 @@ from data.card import data_card
 from data.readers.records import RecordBatch
 from tasks import comparing as comparison_trials
 from tasks.comparing import Fold, Trial, groups, load, trials, variants
-from tasks.comparing.trial import ParameterTrail, Sides, check_classes, mean_losses, split_by_fold
+from tasks.comparing.trial import ParameterTrail, TrialRecords, check_classes, mean_losses, split_by_fold
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stage_main import refusals
@@ -333,7 +333,7 @@ def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:
     curve = ParameterTrail(lambda state: state, 5, start=torch.full((3,), 10.0))
     for step in (1, 2, 3):  # ends before its last planned step
         curve.on_state(step, torch.full((3,), 10.0 - step))
-    frame = curve.frame(MODEL, Trace(), Sides(info(), part, part), regularisation=0.5)
+    frame = curve.frame(MODEL, Trace(), TrialRecords(info(), part, part), regularisation=0.5)
     points_ = torch.stack([torch.full((3,), value) for value in (10.0, 9.0, 8.0, 7.0)])
     rows = torch.from_numpy(part.features) @ points_.T
     signs = torch.from_numpy(2 * part.labels - 1)[:, None]

@@ -15,8 +15,8 @@ from tasks.comparing import read_published
 from tasks.comparing.report import (
     METRIC_COLUMNS,
     ComparisonReport,
-    beside,
-    by_epsilon,
+    draw_by_epsilon,
+    join_published,
     log_comparison,
     published_table,
     report,
@@ -116,7 +116,7 @@ def test_the_page_is_readable_at_any_width(
 def test_the_axis_of_an_accuracy_is_in_percent(metric: str, tick: str) -> None:
     total = {"dataset": "digits", "model": "softmax", "label": "DP-SGD", "epsilon": [1.0, 4.0]}
     totals = pd.DataFrame(total | {f"{metric}_mean": [0.2, 0.6], f"{metric}_stderr": 0.01})
-    axes = by_epsilon(totals, metric, LIGHT, words=metric).axes[0]
+    axes = draw_by_epsilon(totals, metric, LIGHT, words=metric).axes[0]
     axes.set_yticks([0.2, 0.4, 0.6])
     assert axes.yaxis.get_major_formatter().format_ticks([0.2, 0.4, 0.6])[1] == tick
 
@@ -171,7 +171,7 @@ def test_the_markdown_page_shows_the_figures_beside_it(work: ComparisonWork, don
 
 
 def test_published_numbers_stand_beside_ours(work: ComparisonWork, done: ComparisonReport) -> None:
-    rows = beside(read_published(work.workspace.root / "published.csv"), done.totals)
+    rows = join_published(read_published(work.workspace.root / "published.csv"), done.totals)
     ours = done.totals[done.totals["epsilon"] == 4.0]["accuracy_mean"].iloc[0]
     assert rows["ours"].iloc[0] == ours
     assert rows["difference"].iloc[0] == pytest.approx(ours - 0.5)

@@ -23,7 +23,14 @@ from data.readers.records import RecordBatch
 from tasks.comparing import groups
 from tasks.comparing import trial as one_trial
 from tasks.comparing.report import report, results
-from tasks.comparing.trial import info_of, make_ready, mean_losses, points, prepared_folder, sides
+from tasks.comparing.trial import (
+    curve_steps,
+    info_of,
+    mean_losses,
+    prepare_dataset,
+    prepared_folder,
+    trial_records,
+)
 from tasks.comparing.work import ComparisonWork, lock_comparison, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, csv_of, number
@@ -80,8 +87,8 @@ def test_mean_losses_are_those_of_each_point() -> None:
 
 def test_a_curve_of_many_steps_has_about_200_points() -> None:
     for few in (7, 200):
-        assert points(few) == set(range(1, few + 1))
-    many = points(10_000)
+        assert curve_steps(few) == set(range(1, few + 1))
+    many = curve_steps(10_000)
     assert 150 <= len(many) <= 200
     assert {1, 10_000} <= many
     assert max(many) == 10_000
@@ -117,7 +124,7 @@ def test_folds_are_of_the_union_and_public_numbers_are_theirs(
     union = np.concatenate([data.train_features, data.test_features])
     seen = []
     for trial in work.trials[:8]:
-        both = sides(work.workspace.store, trial)
+        both = trial_records(work.workspace.store, trial)
         assert info_of(work.workspace.store, trial) == both.info
         assert both.info.records == len(both.train.labels)
         assert both.info.test_records == len(both.test.labels)
@@ -138,8 +145,8 @@ def test_transformed_records_are_prepared_beside_the_others_and_stay_mapped(tmp_
     plain = work_of(write(root, document()), root).trials[0]
     trials = [plain, replace(plain, transform="scattering")]
     for trial, shape in zip(trials, [(1, 8, 8), (81, 2, 2)], strict=True):
-        make_ready(root, trial, root=root)
-        both = sides(root, trial)
+        prepare_dataset(root, trial, root=root)
+        both = trial_records(root, trial)
         assert both.train.features.shape[1:] == shape == info_of(root, trial).input_shape
         assert isinstance(both.train.features, np.memmap)
     assert prepared_folder(root, trials[1]).name == f"{prepared_folder(root, trials[0]).name}-scattering"
@@ -191,7 +198,7 @@ def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Comp
     assert finished.unfinished_trials(renew=False) == []
     assert finished.unfinished_trials(renew=True) == []
     other = ComparisonWork(
-        finished.comparison, one_trial.Context(finished.workspace, "other code"), finished.trials
+        finished.comparison, one_trial.TrialContext(finished.workspace, "other code"), finished.trials
     )
     assert other.unfinished_trials(renew=False) == []
     assert other.unfinished_trials(renew=True) == list(finished.trials)

@@ -46,11 +46,11 @@ from tasks.reporting.figures import (
     quality_figure,
     retrainings_figure,
 )
-from tasks.retraining import Kind, RetrainingState, RetrainingStates
+from tasks.retraining import RetrainingState, RetrainingStates, StateKind
 from tests.support.synthetic_run import CLASSES, DELTA, Folders, read_json, write_json, write_run
 
 RUN = f"{'0a1b2c3d' * 8}-1"
-EARLIER: list[tuple[str, Kind, float | None]] = [
+EARLIER: list[tuple[str, StateKind, float | None]] = [
     ("2026-W01", "promoted", 0.7),
     ("2026-W02", "kept", 0.65),
     ("2026-W03", "forfeited", None),
@@ -66,7 +66,7 @@ def charge(ledger: Ledger, run_id: str, epsilon: float, week: str, *, forfeits: 
         ledger.settle(run_id, cost, events=[])
 
 
-def keep(root: Path, home: Path, week: str, kind: Kind, epsilon: float, accuracy: float | None) -> None:
+def keep(root: Path, home: Path, week: str, kind: StateKind, epsilon: float, accuracy: float | None) -> None:
     """Leaves what a retraining leaves of a period: its state, and its model's metrics."""
     states = RetrainingStates(home / "retrainings" / "visits")
     states.folder.mkdir(parents=True, exist_ok=True)
