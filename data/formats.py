@@ -29,6 +29,26 @@ from data.targets import CardPart, Word
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
+USUAL_MISSING = (
+    "",
+    "NA",
+    "N/A",
+    "n/a",
+    "#N/A",
+    "<NA>",
+    "NaN",
+    "nan",
+    "NULL",
+    "null",
+    "None",
+    "?",
+    "-",
+    "--",
+    ".",
+)
+"""How tables usually write a missing value, none of which is a number or a day."""
+
+
 class _Column(CardPart):
     name: Word
 

@@ -5,7 +5,8 @@ declared here, since reading it would reveal single records: bounds of numbers, 
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -86,6 +87,27 @@ _FITS: dict[tuple[str, ...], list[Budget]] = {}
 """By the columns of a table, what fits of this process cost, also those of clones, as cross-validation makes them."""
 
 
+_QUOTING = {
+    "could not convert": "{argument} holds something that is no number; give numbers.",
+    "Complex data": "Complex data not supported: {argument} holds complex numbers; give real ones.",
+    "Expected 2D array": "{argument} is no table. Expected 2D array, of a row for each record. Reshape your data by"
+    " reshape(-1, 1) if it has a single column, or by reshape(1, -1) if it is a single row.",
+}
+"""By their words, messages of scikit-learn and NumPy that quote values of records, and what is said instead."""
+
+
+@contextmanager
+def _no_value_in_a_message(argument: str) -> Iterator[None]:
+    """Raise RefusedError in place of an error that would show values of records."""
+    try:
+        yield
+    except ValueError as error:
+        sentence = next((words for quoting, words in _QUOTING.items() if quoting in str(error)), None)
+        if sentence is None:
+            raise
+        raise RefusedError(sentence, code="bad_argument", argument=argument, arguments=(argument,)) from None
+
+
 @dataclass(frozen=True)
 class _Released:
     """What a model that was trained elsewhere has in place of the result of a fit."""
@@ -128,7 +150,8 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 code="bad_argument",
                 arguments=("bounds", "schema"),
             )
-        numbers = validate_data(self, X, reset=reset, dtype=np.float64)
+        with _no_value_in_a_message("X"):
+            numbers = validate_data(self, X, reset=reset, dtype=np.float64)
         encoding = (
             self.encoding_ if cells is None else encoding_of_bounds(self.bounds, numbers.shape[1], cells)
         )
@@ -296,7 +319,14 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
                 code="bad_argument",
                 arguments=("y",),
             )
-        y = column_or_1d(y, warn=True)
+        with _no_value_in_a_message("y"):
+            y = column_or_1d(y, warn=True)
+        if pd.isna(y).any():
+            raise RefusedError(
+                "y contains NaN, None or another missing value; leave these records out.",
+                code="bad_argument",
+                arguments=("y",),
+            )
         check_classification_targets(y)
         self.classes_ = np.unique(np.asarray(self._declared_classes()))
         if len(self.classes_) < 2:
@@ -409,7 +439,8 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
                 arguments=("y",),
             )
         try:
-            numbers = np.asarray(column_or_1d(y, warn=True), np.float64)
+            with _no_value_in_a_message("y"):
+                numbers = np.asarray(column_or_1d(y, warn=True), np.float64)
         except TypeError:
             raise RefusedError(
                 "y holds something that is no number; give numbers.", code="bad_argument", arguments=("y",)

@@ -3,8 +3,10 @@
 `TableEncoding` is all that the estimators know of it: they encode rows by it and train the network that belongs to it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,13 @@ from algorithms.noise_limits import (
 )
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
-from data.formats import Csv, Date, Ignored, Label, Table
+from data.formats import USUAL_MISSING, Binned, Csv, Date, Ignored, Label, Numeric, Table
 from data.preparation import preparation_of
 from data.readers import encoding
 
 _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _TARGET = {"name": "(target)", "kind": "label"}
 
 
@@ -70,23 +73,33 @@ class TableEncoding:
                 missing=", ".join(map(repr, missing)),
                 arguments=("X", "schema"),
             )
+        if several := [name for name in self.names if list(X.columns).count(name) > 1]:
+            raise RefusedError(
+                "X has several columns {column!r}; give one.",
+                code="bad_argument",
+                column=several[0],
+                arguments=("X",),
+            )
+        if not len(X):
+            raise RefusedError(
+                "X has 0 rows, while a minimum of 1 is required; give rows.",
+                code="bad_argument",
+                arguments=("X",),
+            )
         return X.loc[:, list(self.names)]
 
     def encode(self, X: Any) -> NDArray[np.float32]:
         """The records that the network takes, [n, positions]. Raises RefusedError for what the columns do not allow."""
         X = self.declared_columns(X)
+        numbers = {column.name for column in self.table.columns if isinstance(column, Numeric | Binned)}
+        columns = {name: _as_arrow(name, X[name], is_number=name in numbers) for name in self.names}
         try:
-            arrow = pa.Table.from_pandas(X, preserve_index=False)
-        except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value
-            raise RefusedError(
-                "a column of X holds values of several types; make it one of numbers or of texts.",
-                code="bad_argument",
-                arguments=("X",),
-            ) from None
-        try:
-            return np.ascontiguousarray(encoding.features(arrow, self.table, "X"), np.float32)
+            return np.ascontiguousarray(encoding.features(pa.table(columns), self.table, "X"), np.float32)
         except DataRefusedError as error:
             problem = str(error).replace("correct the file", "correct X")
+            if "hint" in error.fields:  # of what a data card says
+                start = problem.partition(";")[0]
+                problem = f"{start}; correct X, and give None for what is missing."
             raise RefusedError("{problem}", code="bad_argument", problem=problem, arguments=("X",)) from None
 
     @property
@@ -102,6 +115,30 @@ class TableEncoding:
         linear = nn.Linear(cells.facts.total, outputs, bias=False)
         nn.init.zeros_(linear.weight)
         return BehindSparseMap(CellVectors(cells.facts.sizes, cells.facts.weights), linear)
+
+
+def _as_arrow(name: str, values: "pd.Series[Any]", *, is_number: bool) -> pa.Array:
+    """A column for the reader, each value by itself; raises RefusedError for values of several types."""
+    try:
+        if (
+            is_number and values.dtype == object
+        ):  # numbers beside texts, as where some say that they are missing
+            return pa.array([_as_text(value) for value in values], pa.string())
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value
+        raise RefusedError(
+            "the column {column!r} of X holds values of several types; make it one of numbers or of texts.",
+            code="bad_argument",
+            column=name,
+            arguments=("X",),
+        ) from None
+
+
+def _as_text(value: Any) -> str | None:
+    """A number or a text as the reader takes it, exactly."""
+    if value is None or value is pd.NA:
+        return None
+    return value if isinstance(value, str) else repr(float(value))
 
 
 @dataclass(frozen=True)
@@ -185,9 +222,9 @@ def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEnc
 def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
     """The encoding of DataFrames.
 
-    schema: a data card, its name or its file; or a mapping of columns, each to (low, high), a list of its categories,
-    or what a data card says of it, such as {"kind": "hashed", "cells": 64}. A missing number has cells of its own.
-    cells: unless a data card has its own.
+    schema: a data card, its name or its file; or a mapping of columns, each to (low, high), numbers or days, a list of
+    its categories, or what a data card says of it, such as {"kind": "hashed", "cells": 64}. A missing number has cells
+    of its own. cells: unless a data card has its own.
     """
     if isinstance(schema, TableEncoding):
         return schema
@@ -223,7 +260,7 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
         )
     return _encoding_of(
         [_column(str(name), declared) for name, declared in schema.items()],
-        ("",),
+        USUAL_MISSING,
         "schema",
         cells,
     )
@@ -258,6 +295,10 @@ def _column(name: str, declared: Any) -> dict[str, object]:
     if isinstance(declared, Mapping):
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()}
         return {"name": name, **values}
+    if isinstance(declared, np.ndarray):
+        declared = declared.tolist()
+    if isinstance(declared, tuple) and len(declared) == 2 and all(map(_is_day, declared)):
+        return {"name": name, "kind": "timestamp", "bounds": tuple(str(day)[:10] for day in declared)}
     if isinstance(declared, tuple) and len(declared) == 2:
         low, high = declared
         return {"name": name, "kind": "numeric", "bounds": (low, high), "missing": low}
@@ -272,6 +313,11 @@ def _column(name: str, declared: Any) -> dict[str, object]:
         name=name,
         arguments=("schema",),
     )
+
+
+def _is_day(bound: Any) -> bool:
+    """Whether a bound is a day, as an object or as 2020-01-31."""
+    return isinstance(bound, date) or (isinstance(bound, str) and bool(_DAY.fullmatch(bound)))
 
 
 def _encoding_of(

@@ -26,6 +26,7 @@ from data.card import DataRefusedError, File, data_card
 from data.cells import Predicts, usual_cells
 from data.documents import Document
 from data.files import checksum_for, hide, owner_key, read_json
+from data.formats import USUAL_MISSING
 from data.readers.records import files_in
 from data.readers.rows import SEPARATORS
 from data.targets import Labels
@@ -109,7 +110,7 @@ class Declared:
             if missing
             else "",
             "spellings": "missing values are written as an empty field, NA, ?, - and the like: `missing`"
-            if self.reader.get("missing") == list(_MISSING)
+            if self.reader.get("missing") == list(USUAL_MISSING)
             else "",
             "lines": "each line of the file is a record; keep texts with line breaks in JSON lines or Parquet"
             if self.reader.get("format") == "csv"
@@ -140,8 +141,6 @@ class Declared:
         return max(5, math.ceil(math.log10(self.at_most)) + 1)
 
 
-_MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?", "-", "--", ".")
-"""How tables usually write a missing value, none of which is a number or a day."""
 _NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
 """Suffixes of files that would be read as CSV without any record."""
 _READ_DAYS = ("default", "%Y-%m-%d")
@@ -775,7 +774,7 @@ def table_of(
     reader: Document = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
-    written = {"missing": list(_MISSING)} | spellings
+    written = {"missing": list(USUAL_MISSING)} | spellings
     reader |= {key: value for key, value in written.items() if key == "missing" or reader["kind"] == "csv"}
     kind: Predicts = (
         "classes" if "classes" in predicts else "labels" if "labels" in predicts["target"] else "number"

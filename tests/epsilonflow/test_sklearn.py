@@ -5,6 +5,8 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -241,6 +243,59 @@ def test_a_schema_that_does_not_fit_is_refused_without_a_value(
     with refused_as("bad_argument", arguments=arguments) as refusal:
         DPClassifier(schema=schema, classes=["old", "young"], **FAST).fit(X, y)
     assert "smith" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "argument"),
+    [
+        (np.array([["1"], ["secret"]], object), [0, 1], "X"),
+        (np.array([[1j], [31337j]]), [0, 1], "X"),
+        (np.array([31337.0, 1.0]), [0, 1], "X"),
+        (np.zeros((2, 1)), ["0", "secret"], "y"),
+        (np.zeros((2, 1)), [31337j, 1], "y"),
+        (np.zeros((2, 1)), [None, 1], "y"),
+    ],
+)
+@pytest.mark.parametrize("predicts", ["class", "number"])
+def test_no_message_about_records_quotes_one(X: Any, y: Any, argument: str, predicts: str) -> None:
+    declared = {"bounds": (-1, 1)} | FAST
+    number = DPRegressor(target_bounds=(0, 1), **declared)
+    estimator = DPClassifier(classes=[0, 1], **declared) if predicts == "class" else number
+    with pytest.raises(ValueError, match=argument) as refusal:
+        estimator.fit(X, y)
+    shown: BaseException | None = refusal.value
+    while shown is not None:
+        assert "secret" not in str(shown) and "31337" not in str(shown)
+        shown = None if shown.__suppress_context__ else shown.__context__
+
+
+def test_numbers_beside_words_for_missing_ones_are_read_one_by_one() -> None:
+    encoding = encoding_of_schema({"age": (0, 100)}, CellSettings())
+    mixed = pd.DataFrame({"age": [30, "N/A", 0.1, "40", None, Decimal("12.5"), True, pd.NA, np.inf]})
+    plain = pd.DataFrame({"age": [30, np.nan, 0.1, 40, np.nan, 12.5, 1, np.nan, 100]})
+    assert (encoding.encode(mixed) == encoding.encode(plain)).all()
+    for bad in ("secret", ["secret"]):
+        with refused_as("bad_argument", arguments=("X",)) as refusal:
+            encoding.encode(pd.DataFrame({"age": [1, bad]}))
+        assert "'age'" in str(refusal.value) and "secret" not in str(refusal.value)
+
+
+def test_rows_without_any_and_columns_of_one_name_are_refused_as_such() -> None:
+    encoding = encoding_of_schema({"age": (0, 100)}, CellSettings())
+    rows = pd.DataFrame({"age": [30.0]})
+    for bad, words in ((rows[:0], "0 rows"), (pd.concat([rows, rows], axis=1), "several columns 'age'")):
+        with refused_as("bad_argument", arguments=("X",)) as refusal:
+            encoding.encode(bad)
+        assert words in str(refusal.value)
+
+
+def test_days_and_arrays_of_categories_are_declared_as_they_are() -> None:
+    first, last = date(2020, 1, 1), pd.Timestamp("2020-12-31")
+    written: dict[str, Any] = {"seen": ("2020-01-01", "2020-12-31"), "job": ["1", "2"]}
+    cells = CellSettings()
+    assert encoding_of_schema({"seen": (first, last), "job": np.array([1, 2])}, cells) == encoding_of_schema(
+        written, cells
+    )
 
 
 def test_a_column_is_declared_by_lists_as_by_tuples() -> None:
