@@ -20,9 +20,12 @@ import typer.testing
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
+from tests.support.beginnings import beginnings
 from tests.support.checkout import Checkout, new_checkout
 from tests.support.empty_ledgers import empty_ledgers_made_once
 from tests.support.wandb_service import end_service
+
+__all__ = ["beginnings"]
 
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

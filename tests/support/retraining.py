@@ -95,6 +95,11 @@ class Place:
             (self.root / f"weeks/{name}.csv").write_text("\n".join(lines) + "\n")
 
     @property
+    def folders(self) -> dict[str, Path]:
+        """All that belongs to it."""
+        return {"root": self.root, "home": Path(os.environ["EPSILONFLOW_HOME"])}
+
+    @property
     def ledger(self) -> Ledger:
         return Ledger.open(f"sqlite:///{os.environ['EPSILONFLOW_HOME']}/ledger.sqlite")
 

@@ -2,8 +2,6 @@
 
 import io
 
-from tests.support.visits import visits as visits
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

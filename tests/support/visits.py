@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import Ledger
 from tasks import evaluate, report, train
 from tasks.config import params
+from tests.support.beginnings import Beginnings
 from tests.support.checkout import PROJECT
 from tests.support.workspace import PARAMS, Workspace
 
@@ -23,6 +24,11 @@ class Visits:
     """A checkout with the card of a private table, whose stages run by their main functions."""
 
     place: Workspace
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """All that belongs to it."""
+        return {"root": self.place.root, "home": self.place.home}
 
     def prepare(self, card: str = CARD) -> None:
         root = self.place.root
@@ -62,10 +68,14 @@ class Visits:
 
 
 @pytest.fixture
-def visits(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
+def unprepared_visits(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
     (tmp_path / "data/cards").mkdir(parents=True)
     (tmp_path / "examples").symlink_to(PROJECT / "examples")
     monkeypatch.chdir(tmp_path)
-    found = Visits(Workspace(tmp_path, own_home))
-    found.prepare()
-    return found
+    return Visits(Workspace(tmp_path, own_home))
+
+
+@pytest.fixture
+def visits(unprepared_visits: Visits, beginnings: Beginnings) -> Visits:
+    beginnings.begin("prepared visits", unprepared_visits.folders, unprepared_visits.prepare)
+    return unprepared_visits

@@ -46,15 +46,16 @@ from tasks.runs import store
 from tasks.runs.charge import ChargedRun
 from tasks.runs.summary import outcome_sentence, run_summary
 from tasks.tracking.runs import curve_tables, summary
+from tests.support.beginnings import Beginnings
 from tests.support.cards import csv_of, label, number
 from tests.support.offline_run import read_records
 from tests.support.own_records import declared, finish
 from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
-from tests.support.visits import CARD, Visits, visits
+from tests.support.visits import CARD, Visits, unprepared_visits, visits
 from tests.support.workspace import Workspace, killed_in, prepared_digits, workspace
 
-__all__ = ["declared", "prepared_digits", "visits", "workspace"]
+__all__ = ["declared", "prepared_digits", "unprepared_visits", "visits", "workspace"]
 
 PRIVATE = CARD.replace("holdout: public ", "holdout: private ").replace(
     "holdout_why: the records are invented\n", ""
@@ -64,10 +65,18 @@ SECRET = "13.37731"
 
 
 @pytest.fixture
-def clinic(visits: Visits) -> Visits:
+def clinic(unprepared_visits: Visits, beginnings: Beginnings) -> Visits:
     """The same patients, of whom those held out are private."""
-    visits.prepare(PRIVATE)
-    return visits
+    clinic = unprepared_visits
+    beginnings.begin("clinic", clinic.folders, lambda: clinic.prepare(PRIVATE))
+    return clinic
+
+
+@pytest.fixture
+def reported(clinic: Visits, beginnings: Beginnings) -> Visits:
+    """The clinic after its run, up to the report."""
+    beginnings.begin("reported clinic", clinic.folders, lambda: (clinic.train(), clinic.finish()))
+    return clinic
 
 
 def plan_of(visits: Visits) -> PlanDocument:
@@ -90,22 +99,20 @@ def exact_cells(visits: Visits) -> Any:
     )
 
 
-def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(clinic: Visits) -> None:
-    run_id = clinic.train()
-    assert set(read(clinic, "evaluation.json")) == {"spec", "values", "noise_std"}
-    receipt, sums = clinic.place.receipt, clinic.place.receipt["sha256"]
-    content = (clinic.place.root / "artifacts/evaluation.json").read_bytes()
+def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(reported: Visits) -> None:
+    assert set(read(reported, "evaluation.json")) == {"spec", "values", "noise_std"}
+    receipt, sums = reported.place.receipt, reported.place.receipt["sha256"]
+    content = (reported.place.root / "artifacts/evaluation.json").read_bytes()
     assert hashlib.sha256(content).hexdigest() == sums["evaluation.json"]
-    trace = pd.read_parquet(clinic.place.root / "artifacts/trace.parquet")
+    trace = pd.read_parquet(reported.place.root / "artifacts/trace.parquet")
     assert trace["kind"].tolist()[-2:] == ["gradient", "evaluation"]
     assert (trace["kind"] == "evaluation").sum() == 1
-    clinic.finish()
-    metrics = read(clinic, "metrics.json")
+    metrics = read(reported, "metrics.json")
     facts = {"held_out", "evaluation_epsilon", "not_shown", "by_class", "calibration", "thresholds"}
     facts |= {"epsilon", "delta", "run_id"}
     assert all(name in facts or name.startswith("test_") for name in metrics)
     assert set(metrics["test_accuracy"]) == {"value", "low", "high"}
-    assert (metrics["held_out"], metrics["run_id"]) == ("private", run_id)
+    assert (metrics["held_out"], metrics["run_id"]) == ("private", receipt["run_id"])
     assert receipt["releases"] == len(trace)
 
 
@@ -451,9 +458,9 @@ def test_two_models_and_their_trainings_have_noise_of_their_own(clinic: Visits) 
     assert abs(float(np.corrcoef(*residuals)[0, 1])) < 5 / math.sqrt(len(residuals[0]))
 
 
-def test_public_held_out_records_after_private_ones_are_refused_and_the_reverse(clinic: Visits) -> None:
-    first = clinic.train()
-    clinic.prepare(CARD)
+def test_public_held_out_records_after_private_ones_are_refused_and_the_reverse(reported: Visits) -> None:
+    first = reported.place.receipt["run_id"]
+    reported.prepare(CARD)
     made_with = f" as run {first} was made with"
     with refused_as("unlike_population", population="visits", differing="holdout", first=made_with):
         train.main()
@@ -468,9 +475,8 @@ def test_private_held_out_records_whose_exact_metrics_left_are_refused(visits: V
     assert visits.runs == 1
 
 
-def test_another_evaluation_than_the_runs_is_refused(clinic: Visits) -> None:
-    clinic.train()
-    path = clinic.place.root / "artifacts/evaluation.json"
+def test_another_evaluation_than_the_runs_is_refused(reported: Visits) -> None:
+    path = reported.place.root / "artifacts/evaluation.json"
     path.write_text(path.read_text().replace('"noise_std": ', '"noise_std": 1'))
     with refused_as("files_of_two_runs"):
         evaluate.main()
@@ -671,15 +677,15 @@ def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
         assert np.linalg.norm(cells) <= spec.sensitivity * (1 + 1e-9)
 
 
-def test_a_model_is_compared_with_another_on_the_same_people(clinic: Visits) -> None:
-    root = clinic.place.root
-    first = clinic.train()
+def test_a_model_is_compared_with_another_on_the_same_people(reported: Visits) -> None:
+    root = reported.place.root
+    first = reported.place.receipt["run_id"]
     other = root / "other.safetensors"
     other.write_bytes((root / "artifacts/model.safetensors").read_bytes())
-    clinic.place.set("privacy", epsilon=9.0, evaluation={"compare_with": other.name})
-    assert clinic.train() != first
-    clinic.finish()
-    released = released_of(clinic)
+    reported.place.set("privacy", epsilon=9.0, evaluation={"compare_with": other.name})
+    assert reported.train() != first
+    reported.finish()
+    released = released_of(reported)
     exact = [
         evaluate.metrics_of(file, root / "datasets/prepared")["test_accuracy"]
         for file in (root / "artifacts/model.safetensors", other)
@@ -687,7 +693,7 @@ def test_a_model_is_compared_with_another_on_the_same_people(clinic: Visits) -> 
     people = len(load_held_out(root / "datasets/prepared").test_labels)
     # The comparison's norm is that of the five tables, sqrt(5), and its sum of differences has 1 / sqrt(1.125) of it.
     noise = released.noise_std * math.sqrt(1.125) / math.sqrt(5) / people
-    shown = read(clinic, "metrics.json")["test_difference"]
+    shown = read(reported, "metrics.json")["test_difference"]
     assert abs(shown["value"] - (exact[0] - exact[1])) < 5 * noise  # false alarms: 6e-7
     assert shown["high"] - shown["low"] > 2 * 1.9 * noise
     card = load(root / "artifacts/privacy_card.json")
@@ -695,30 +701,28 @@ def test_a_model_is_compared_with_another_on_the_same_people(clinic: Visits) -> 
     assert not [name for name, passed, _ in verify_card.verify(root / "artifacts") if passed is False]
 
 
-def test_another_model_than_planned_is_not_compared_with(clinic: Visits) -> None:
+def test_another_model_than_planned_is_not_compared_with(reported: Visits) -> None:
     """The same noise for the difference to a second model would tell what the first difference was."""
-    root = clinic.place.root
-    clinic.train()
+    root = reported.place.root
     other = root / "other.safetensors"
     other.write_bytes((root / "artifacts/model.safetensors").read_bytes())
-    clinic.place.set("privacy", evaluation={"compare_with": other.name})
+    reported.place.set("privacy", evaluation={"compare_with": other.name})
     set_temperature(other, 2.0)
     with refused_as("stale_plan", differing="held_out"):
         train.main()
-    assert clinic.runs == 1
+    assert reported.runs == 1
 
 
-def test_a_model_of_other_records_is_refused_before_anything_is_spent(clinic: Visits) -> None:
-    root = clinic.place.root
-    clinic.train()
+def test_a_model_of_other_records_is_refused_before_anything_is_spent(reported: Visits) -> None:
+    root = reported.place.root
     content = (root / "artifacts/model.safetensors").read_bytes()
     (root / "other.safetensors").write_bytes(
         content.replace(b'predicts\\": \\"class', b'predicts\\": \\"chaos')
     )
-    clinic.place.set("privacy", evaluation={"compare_with": "other.safetensors"})
+    reported.place.set("privacy", evaluation={"compare_with": "other.safetensors"})
     with refused_as("unlike_training", ModelRefusedError, differing="predicts"):
         train.main()
-    assert clinic.runs == 1
+    assert reported.runs == 1
 
 
 def test_metrics_are_given_by_declared_groups_with_their_differences(clinic: Visits) -> None:
@@ -746,11 +750,9 @@ def test_groups_of_a_column_without_declared_categories_are_refused(
         clinic.place.set("privacy", evaluation={"by": columns})
 
 
-def test_figures_have_released_counts_alone(clinic: Visits) -> None:
-    clinic.train()
-    clinic.finish()
-    pairs = pd.read_csv(clinic.place.root / "artifacts/plots/confusion.csv")
-    released, exact = released_of(clinic), exact_cells(clinic)[:4].reshape(2, 2)
+def test_figures_have_released_counts_alone(reported: Visits) -> None:
+    pairs = pd.read_csv(reported.place.root / "artifacts/plots/confusion.csv")
+    released, exact = released_of(reported), exact_cells(reported)[:4].reshape(2, 2)
     sizes = released.spec.resolutions
     sums = np.concatenate([np.kron(np.eye(size), np.ones((1, sizes[-1] // size))) for size in sizes])
     tables = np.concatenate([released.table(f"score x label, {size}") for size in sizes])
@@ -759,15 +761,13 @@ def test_figures_have_released_counts_alone(clinic: Visits) -> None:
     shown = pairs.pivot(index="predicted", columns="actual", values="count").to_numpy()
     assert shown.tolist() == np.rint(np.maximum(noisy, 0)).astype(int).tolist()
     assert np.abs(noisy - exact).min() > 1e-6  # before they are rounded, as any of them may be right then
-    accuracy = read(clinic, "metrics.json")["test_accuracy"]["value"]
+    accuracy = read(reported, "metrics.json")["test_accuracy"]["value"]
     assert np.trace(noisy) / noisy.sum() == pytest.approx(accuracy, abs=1e-6)
     assert list(pairs.columns) == ["actual", "predicted", "count"]
 
 
-def test_each_place_says_that_its_numbers_are_private(clinic: Visits) -> None:
-    clinic.train()
-    clinic.finish()
-    root = clinic.place.root
+def test_each_place_says_that_its_numbers_are_private(reported: Visits) -> None:
+    root = reported.place.root
     rows = dict(run_summary(root))
     priced = r"private, epsilon (1|0\.999\d*)"  # as the noise that was found leaves of 1
     assert re.fullmatch(rf"{priced}; 95% intervals", rows["held-out metrics"])
@@ -775,7 +775,7 @@ def test_each_place_says_that_its_numbers_are_private(clinic: Visits) -> None:
     assert re.search(rf"\({priced}\)", page)
     assert "95% interval" in page
     card = load(root / "artifacts/privacy_card.json")
-    sent = summary(read(clinic, "metrics.json"), card)
+    sent = summary(read(reported, "metrics.json"), card)
     assert (sent["test/held_out"], sent["test/epsilon"]) == ("private", pytest.approx(1.0, rel=1e-3))
     assert {"test/accuracy", "test/accuracy_low", "test/accuracy_high"} <= set(sent)
 
@@ -845,12 +845,10 @@ def test_a_card_that_states_less_for_the_people_held_out_does_not_verify(
 
 @pytest.mark.parametrize("edit", [{"noise_std": 0.5}, {"spec": {}}])
 def test_a_histogram_of_other_noise_or_cells_than_planned_does_not_verify(
-    edit: dict[str, Any], clinic: Visits
+    edit: dict[str, Any], reported: Visits
 ) -> None:
-    clinic.train()
-    clinic.finish()
-    folder = clinic.place.root / "artifacts"
-    document = read(clinic, "evaluation.json") | edit
+    folder = reported.place.root / "artifacts"
+    document = read(reported, "evaluation.json") | edit
     (folder / "evaluation.json").write_text(json.dumps(document, sort_keys=True) + "\n")
     failed = {check.name for check in verify(load(folder / "privacy_card.json"), folder).failures}
     assert failed == {"evaluation.json", "evaluation"}

@@ -32,6 +32,7 @@ from tests.support.checkout import PROJECT
 from tests.support.refusals import refused, refused_as
 from tests.support.terminal import Terminal
 from tests.support.visits import CARD, Visits
+from tests.support.visits import unprepared_visits as unprepared_visits
 from tests.support.visits import visits as visits
 from tests.support.workspace import killed_in
 

@@ -23,11 +23,19 @@ from tasks.config.params import ParamsRefusedError
 from tasks.retraining import Registry, Retraining, RetrainingStates, delivery
 from tasks.retraining.affordable_epsilon import epsilon_for
 from tasks.retraining.delivery import Outcome
+from tests.support.beginnings import Beginnings
 from tests.support.retraining import CARD, CARD_FILE, MONDAY, PARAMS, SETTINGS, Place
 from tests.support.retraining import place as place
 from tests.support.soak import soak_but
 from tests.support.transactions import transactions
 from tests.support.workspace import killed_in
+
+
+@pytest.fixture
+def delivered(place: Place, beginnings: Beginnings) -> Place:
+    """The checkout after the retraining of its first week."""
+    beginnings.begin("delivered", place.folders, place.deliver)
+    return place
 
 
 def disk_full(*_: Any, hooks: Hooks, **__: Any) -> None:
@@ -182,44 +190,43 @@ def test_a_block_that_does_not_fit_its_card_spends_nothing_and_may_be_corrected(
     assert place.deliver().kind == "promoted"
 
 
-def test_a_block_that_was_delivered_twice_is_none_of_the_ledgers_until_it_is_overruled(place: Place) -> None:
-    place.deliver()
-    shutil.copyfile(place.root / "weeks/w2.csv", place.root / "weeks/w3.csv")
+def test_a_block_that_was_delivered_twice_is_none_of_the_ledgers_until_it_is_overruled(
+    delivered: Place,
+) -> None:
+    shutil.copyfile(delivered.root / "weeks/w2.csv", delivered.root / "weeks/w3.csv")
     for _ in range(2):
-        refused = place.deliver(1)
+        refused = delivered.deliver(1)
         assert (refused.kind, "'w2' and 'w3'" in refused.message) == ("refused", True)
-        assert [block.name for block in place.ledger.blocks("tiny")] == ["w1", "w2"]
-    place.ledger.overrule("tiny", "w3", "w2", by="the owner")
-    assert place.deliver(1).kind == "promoted"
-    assert [block.runs for block in place.ledger.blocks("tiny")] == [2, 2, 1]
+        assert [block.name for block in delivered.ledger.blocks("tiny")] == ["w1", "w2"]
+    delivered.ledger.overrule("tiny", "w3", "w2", by="the owner")
+    assert delivered.deliver(1).kind == "promoted"
+    assert [block.runs for block in delivered.ledger.blocks("tiny")] == [2, 2, 1]
 
 
-def test_charged_block_that_changed_is_refused_until_the_owner_overrules(place: Place) -> None:
-    place.deliver()
-    with (place.root / "weeks/w2.csv").open("a") as file:
+def test_charged_block_that_changed_is_refused_until_the_owner_overrules(delivered: Place) -> None:
+    with (delivered.root / "weeks/w2.csv").open("a") as file:
         file.write("33,no\n")
-    place.arrive("w3")
-    charged = place.rows("reserve")
-    stopped = place.deliver(1)
+    delivered.arrive("w3")
+    charged = delivered.rows("reserve")
+    stopped = delivered.deliver(1)
     assert stopped.kind == "refused"
     assert "'w2' of population 'tiny' does not hold the records that were charged" in stopped.message
-    assert place.rows("reserve") == charged
-    place.ledger.overrule("tiny", "w2", by="the owner")
-    assert place.deliver(1).kind == "promoted"
+    assert delivered.rows("reserve") == charged
+    delivered.ledger.overrule("tiny", "w2", by="the owner")
+    assert delivered.deliver(1).kind == "promoted"
 
 
-def test_charged_block_that_is_missing_is_said(place: Place) -> None:
-    place.deliver()
-    (place.root / "weeks/w1.csv").unlink()
-    place.arrive("w3")
-    assert place.deliver(1).kind == "promoted"
-    (said,) = (line for line in place.said if "that were charged are not there" in line)
+def test_charged_block_that_is_missing_is_said(delivered: Place) -> None:
+    (delivered.root / "weeks/w1.csv").unlink()
+    delivered.arrive("w3")
+    assert delivered.deliver(1).kind == "promoted"
+    (said,) = (line for line in delivered.said if "that were charged are not there" in line)
     assert said.startswith("blocks of population 'tiny' that were charged are not there: 'w1'.")
     assert "`epsilonflow ledger retire tiny w1`" in said
-    place.ledger.retire_block("tiny", "w1")
-    place.arrive("w4")
-    place.deliver(2)
-    assert len([line for line in place.said if "are not there" in line]) == 1
+    delivered.ledger.retire_block("tiny", "w1")
+    delivered.arrive("w4")
+    delivered.deliver(2)
+    assert len([line for line in delivered.said if "are not there" in line]) == 1
 
 
 def test_blocks_keep_their_order_where_a_retraining_uses_the_newest(place: Place) -> None:
@@ -233,12 +240,11 @@ def test_blocks_keep_their_order_where_a_retraining_uses_the_newest(place: Place
     ]
 
 
-def test_a_second_machine_is_refused_by_the_ledger(place: Place) -> None:
-    place.deliver()
-    head = place.ledger.head()
+def test_a_second_machine_is_refused_by_the_ledger(delivered: Place) -> None:
+    head = delivered.ledger.head()
     shutil.rmtree(Path(os.environ["EPSILONFLOW_HOME"]) / "retrainings")
-    assert "charged already" in place.deliver().message
-    assert place.ledger.head() == head
+    assert "charged already" in delivered.deliver().message
+    assert delivered.ledger.head() == head
 
 
 def test_a_second_worker_leaves_it_to_the_first(place: Place) -> None:
@@ -405,12 +411,11 @@ def test_a_file_without_a_recipe_gets_the_one_it_had_once(place: Place) -> None:
     assert file.read_text() == written
 
 
-def test_a_retraining_asks_the_ledger_few_times(place: Place) -> None:
+def test_a_retraining_asks_the_ledger_few_times(delivered: Place) -> None:
     """24 times for the training, which declares a block, and 17 to decide before it and after it."""
-    place.deliver()
-    place.arrive("w3")
+    delivered.arrive("w3")
     with transactions() as begun:
-        assert place.deliver(1).kind == "promoted"
+        assert delivered.deliver(1).kind == "promoted"
     assert len(begun) <= 41
 
 

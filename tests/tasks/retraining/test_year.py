@@ -13,6 +13,7 @@ from algorithms.core.receipt import reserved_events
 from algorithms.models.saved import load_model
 from algorithms.privacy.documents import PlanDocument
 from tasks.retraining import Retraining
+from tests.support.beginnings import Beginnings
 from tests.support.retraining import CARD, CARD_FILE, SETTINGS, Place
 from tests.support.retraining import place as place
 
@@ -24,6 +25,13 @@ def private(place: Place) -> Place:
     YAML(typ="safe", pure=True).dump(PRIVATE, place.root / CARD_FILE)
     place.settings = Retraining.model_validate_json(json.dumps(SETTINGS | {"minimal_gain": 0.0}))
     return place
+
+
+@pytest.fixture
+def delivered(private: Place, beginnings: Beginnings) -> Place:
+    """The checkout after the retraining of its first week."""
+    beginnings.begin("delivered", private.folders, private.deliver)
+    return private
 
 
 def plan_of(place: Place) -> dict[str, Any]:
@@ -57,35 +65,33 @@ def test_each_retraining_compares_with_the_model_in_use_within_its_one_release(p
     ],
 )
 def test_a_gain_promotes_only_beyond_noise_and_minimal_gain(
-    gain: dict[str, float], minimal_gain: float, kind: str, private: Place
+    gain: dict[str, float], minimal_gain: float, kind: str, delivered: Place
 ) -> None:
-    private.settings = private.settings.model_copy(update={"minimal_gain": minimal_gain})
-    private.deliver()
-    private.arrive("w3")
+    delivered.settings = delivered.settings.model_copy(update={"minimal_gain": minimal_gain})
+    delivered.arrive("w3")
 
     def run_stage(stage: str, root: Path) -> None:
-        private.run_stage(stage, root)
+        delivered.run_stage(stage, root)
         if stage == "evaluate":
             path = root / "artifacts/metrics.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"test_difference": gain}))
 
-    outcome = private.deliver(1, run_stage=run_stage)
+    outcome = delivered.deliver(1, run_stage=run_stage)
     assert outcome.kind == kind
     assert "a gain in the mean score of 0.05 on the same private people" in outcome.message
 
 
-def test_a_model_of_other_data_is_not_compared_and_stays(private: Place) -> None:
-    private.deliver()
+def test_a_model_of_other_data_is_not_compared_and_stays(delivered: Place) -> None:
     file = (
-        private.root
-        / f"models/visits/{os.readlink(private.root / 'models/visits/serving')}/model.safetensors"
+        delivered.root
+        / f"models/visits/{os.readlink(delivered.root / 'models/visits/serving')}/model.safetensors"
     )
     file.write_bytes(file.read_bytes().replace(b'classes\\": [\\"no\\"', b'classes\\": [\\"na\\"'))
     load_model(file)
-    private.arrive("w3")
-    outcome = private.deliver(1)
+    delivered.arrive("w3")
+    outcome = delivered.deliver(1)
     assert (outcome.kind, "was not compared with it" in outcome.message) == ("kept", True)
-    assert "compared" not in plan_of(private)["evaluation"]["spec"]
+    assert "compared" not in plan_of(delivered)["evaluation"]["spec"]
 
 
 def test_52_weekly_promotions_on_one_held_out_set_cost_what_is_said_beforehand(private: Place) -> None:

@@ -24,6 +24,7 @@ from tasks.preflight.preview import preview_run
 from tasks.runs import store
 from tests.support.refusals import refused
 from tests.support.visits import CARD, Visits
+from tests.support.visits import unprepared_visits as unprepared_visits
 from tests.support.visits import visits as visits
 
 EXACT = noise_search.calibrate

@@ -23,6 +23,7 @@ from tasks.runs import store
 from tests.support.refusals import refused_as
 from tests.support.terminal import Terminal
 from tests.support.visits import CARD, OUTS, Visits
+from tests.support.visits import unprepared_visits as unprepared_visits
 from tests.support.visits import visits as visits
 from tests.support.waiting import HANG_SECONDS
 
