@@ -19,11 +19,13 @@ import typer.main
 import typer.testing
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from tests.support.beginnings import beginnings
 from tests.support.checkout import Checkout, new_checkout
 from tests.support.empty_ledgers import empty_ledgers_made_once
 from tests.support.wandb_service import end_service
+from tests.support.workers import FilesTogether
 
 __all__ = ["beginnings"]
 
@@ -54,6 +56,10 @@ settings.load_profile("same examples")  # of hypothesis; `make soak` draws other
 # Else it holds the file that pytest captures to, and closes it where Prefect sets up logging between two captures.
 absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 gc.disable()  # while modules by the thousand are imported, whose objects stay
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether | None:
+    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
