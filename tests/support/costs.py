@@ -10,9 +10,12 @@ import pytest
 from algorithms.core import calibration
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.noise_search import calibrate
+from algorithms.privacy.card import verify_card
 
 _EPSILONS = cache(epsilon._epsilon.__wrapped__)
 _NOISES = dict[str, float]()
+_BOUNDS = dict[str, dict[str, float | str]]()
+_LOWER_BOUNDS = verify_card.lower_bounds
 _MULTIPLIERS = (0.7, 3.0, 50.0)
 """Releases that are equal at these are equal at every multiplier."""
 
@@ -24,15 +27,23 @@ def _calibrated(schedule_at: Any, *asked: Any, **settings: Any) -> float:
     return _NOISES[key]
 
 
+def _lower_bounds(*asked: Any) -> dict[str, float | str]:
+    key = repr(asked)
+    if key not in _BOUNDS:
+        _BOUNDS[key] = _LOWER_BOUNDS(*asked)
+    return dict(_BOUNDS[key])
+
+
 @contextmanager
 def computed_once() -> Iterator[None]:
-    """In the block every epsilon and every noise for one is remembered, for later blocks as well.
+    """In the block every epsilon, noise for one and bound by `verify_card` is remembered, for later blocks as well.
 
     For tests that change no accounting.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "calibrate", _calibrated)
         patch.setattr(epsilon, "_epsilon", _EPSILONS)
+        patch.setattr(verify_card, "lower_bounds", _lower_bounds)
         yield
 
 

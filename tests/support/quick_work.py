@@ -74,10 +74,13 @@ def every_rehearsal(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rehearsed_figures(every_rehearsal: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rehearsal makes its figures, as where classes have unusual names; each kind once a test."""
+def rehearsed_figures(
+    every_rehearsal: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A rehearsal makes its figures, as where classes have unusual names; each kind once a module."""
     monkeypatch.setattr(rehearsal, "has_usual_figures", lambda _info: False)
-    monkeypatch.setattr(figures, "rehearse_picture", partial(_made_once, set()))
+    made = _MADE[f"rehearsals of {request.module.__name__}"]
+    monkeypatch.setattr(figures, "rehearse_picture", partial(_made_once, made))
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ as few other choices as it needs; a run that calibration lets through has to end
 
 import hashlib
 import json
+import re
 import shutil
 import typing
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from algorithms.methods import CATALOGUE
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
 from algorithms.privacy.accounting.filters import FIXED
+from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import CardVerification, check_charged, load, verify, verify_card
 from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.documents import PlanDocument
@@ -303,6 +305,17 @@ def together(runs: Runs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
+RISKS = dict[str, Profile]()
+"""By releases without their numbers: those of the page of one run are made, and shown on the pages of all like it."""
+
+
+def risk_of_such_releases(*asked: Any) -> Profile:
+    kind = re.sub(r"\d[\d.e+-]*", "", repr(asked))
+    if kind not in RISKS:
+        RISKS[kind] = risk_profile(*asked)
+    return RISKS[kind]
+
+
 WITH_EVERY_CHOICE = ("dp_sgd", "dp_agd", "objective_perturbation", "priv_gene")
 """Of each kind of price: of a schedule, of a filter, without delta, and of selections, which few populations take."""
 OWN_CHOICES = [(name, name in WITH_EVERY_CHOICE) for name in CATALOGUE]
@@ -322,6 +335,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     # kept for no other test
     monkeypatch.setattr(epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__))
     monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"wide", b"", words))
+    monkeypatch.setattr(report, "risk_profile", risk_of_such_releases)
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     if not has_every_choice:
         shared = {("data", "public"), ("data", "private"), ("accountant", "pure"), ("model", "softmax")}
