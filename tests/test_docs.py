@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -50,19 +51,22 @@ PAGES += sorted((PROJECT / "benchmarks" / "results").glob("*.md"))
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
-def commands() -> Iterator[tuple[str, str, bool]]:
-    """Every command of ours with its page, and whether it is in a block of code, to be typed as it is.
+def commands() -> dict[str, set[tuple[str, bool]]]:
+    """By page every command of ours, and whether it is in a block of code, to be typed as it is.
 
     Others are in backquotes, where a name and options may be mentioned alone.
     """
+    found = defaultdict[str, set[tuple[str, bool]]](set)
     for page in PAGES:
         text = page.read_text()
         typed = [line.strip() for line in text.splitlines() if line.startswith("    epsilonflow ")]
         typed += re.findall(r"&& (epsilonflow [^\n`]+)", text)
         mentioned = re.findall(r"`(epsilonflow [^`\n]+)`", text)
         name = page.relative_to(PROJECT).as_posix()
-        yield from ((name, line, True) for line in typed)
-        yield from ((name, line, False) for line in mentioned)
+        for is_typed, lines in ((True, typed), (False, mentioned)):
+            for line in lines:
+                found[name].add((line, is_typed))
+    return found
 
 
 def arguments_of(command: Any, words: list[str], line: str) -> list[str]:
@@ -87,8 +91,13 @@ def group() -> Any:
     return typer.main.get_command(app)
 
 
-@pytest.mark.parametrize(("page", "line", "is_typed"), sorted(set(commands())))
-def test_a_command_that_is_written_down_exists(page: str, line: str, is_typed: bool) -> None:
+@pytest.mark.parametrize(("page", "lines"), sorted(commands().items()))
+def test_commands_that_are_written_down_exist(page: str, lines: set[tuple[str, bool]]) -> None:
+    for line, is_typed in sorted(lines):
+        check_command(line, is_typed=is_typed)
+
+
+def check_command(line: str, *, is_typed: bool) -> None:
     """With its options, and where it is typed, with its arguments; nothing is run."""
     words = shlex.split(line.split("#")[0].split("&&")[0])[1:]
     command = group()
