@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +18,13 @@ def test_threads_of_pytorch_sleep_between_operations_unless_told_otherwise(
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {"OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(PROJECT)}
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    (openmp,) = Path(torch.origin).parent.glob("lib/libgomp*")  # which says what it reads, whoever loads it
     if own is not None:
         environment["OMP_WAIT_POLICY"] = own
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "import tasks, torch"],
+        [sys.executable, "-P", "-c", f"import tasks, ctypes; ctypes.CDLL({str(openmp)!r})"],
         env=environment,
         capture_output=True,
         text=True,

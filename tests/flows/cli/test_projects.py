@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from itertools import product
@@ -46,13 +47,29 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
+@pytest.fixture(scope="module")
+def begun_by_dvc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What DVC makes of a folder that has a git repository of its own."""
+    folder = tmp_path_factory.mktemp("begun") / "folder"
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    with contextlib.chdir(folder):
+        assert dvc_here("init", "--quiet")[0] == 0
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def dvc_begins_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `init` starts for DVC is done in this process, which has imported it."""
+def dvc_begins_here(monkeypatch: pytest.MonkeyPatch, begun_by_dvc: Path) -> None:
+    """What `init` starts for DVC is copied, or done in this process, which has imported DVC.
+
+    The project that is made and used, and those in the repository of others, are left to DVC itself.
+    """
 
     def run(command: list[str], *, cwd: Path, **how: Any) -> "subprocess.CompletedProcess[str] | None":
         if command[1:4] != ["-P", "-m", "dvc"]:
             return subprocess.run(command, cwd=cwd, **how)
+        if command[4:] == ["init", "--quiet"]:
+            shutil.copytree(begun_by_dvc, cwd, dirs_exist_ok=True, ignore=lambda *_: [".git"])
+            return None
         with contextlib.chdir(cwd):
             assert dvc_here(*command[4:])[0] == 0
         return None

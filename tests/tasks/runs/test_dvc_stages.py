@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 import zc.lockfile
+from dvc.stage import run as dvc_run
+from dvc.stage.exceptions import StageCmdFailedError
 from ruamel.yaml import YAML
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError
@@ -63,7 +66,22 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
 @pytest.fixture
 def dvc_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a stage's output is not looked at: DVC takes half a second to start."""
+    """Where it matters neither when lines come nor which process DVC is: it takes half a second to start."""
+
+    def run(_shell: str, command: str, *, cwd: str, env: dict[str, str], **_: object) -> None:
+        done = subprocess.run(
+            shlex.split(command),
+            cwd=cwd,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        sys.stdout.write(done.stdout)
+        if done.returncode:
+            raise StageCmdFailedError(command, done.returncode)
+
+    monkeypatch.setattr(dvc_run, "_run", run)
     monkeypatch.setattr(dvc_stages, "DvcProcess", partial(DvcHere, but=None))
 
 
@@ -227,12 +245,13 @@ main_of(refuse)
 """
 
 
+@pytest.mark.usefixtures("dvc_in_this_process")
 def test_code_and_fields_of_a_refusal_reach_the_process_that_started_the_stage(
     stage: Callable[[str], Path],
 ) -> None:
     """Those of this refusal: an earlier one has no part in what a stage says later."""
     root = stage(REFUSES)
-    with DvcProcess(root, say=lambda _: None) as dvc:
+    with dvc_stages.DvcProcess(root, say=lambda _: None) as dvc:
         with refused_as("above", StageRefusedError, path="a", epsilon=3) as refusal:
             dvc.reproduce("train")
         assert str(refusal.value) == "a has 3 of privacy.epsilon."
@@ -243,6 +262,7 @@ def test_code_and_fields_of_a_refusal_reach_the_process_that_started_the_stage(
     assert (str(other.value), other.value.code, other.value.fields) == ("another.", "", {})
 
 
+@pytest.mark.usefixtures("dvc_in_this_process")
 @pytest.mark.parametrize(
     "note", [{}, [], {"sentence": "no."}, {"sentence": "no.", "code": "a", "fields": []}, "no.", None]
 )
