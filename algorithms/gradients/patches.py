@@ -8,6 +8,7 @@ process, which may train without this package, see PyTorch as it is.
 | --- | --- | --- |
 | `in_full_precision` | `fp32_precision` of products | a norm and its contribution must round alike |
 | `without_shortcuts` | attention's fast path, checks of distributions | they look at all records of a pass at once |
+| | `torch.cdist` of two matrices | it computes in another way for more than 25 rows |
 | `without_autocast` | `torch.autocast.__enter__` | rounding to 16 bits would hide whether records mix |
 | `reporting_applied` | `torch.autograd.Function.apply` | it bypasses `__torch_function__`, by which uses are recorded |
 | `with_visible_calls` | a copy of one function, nothing else | it hands itself over to a mode as a whole |
@@ -21,6 +22,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd.function import Function
 from torch.distributions import Distribution
 from torch.overrides import handle_torch_function, has_torch_function
@@ -130,7 +132,8 @@ def without_shortcuts() -> ProcessSetting:
 
     In evaluation mode and without gradients, `nn.TransformerEncoder` packs records without their padding. That fails
     for a record of padding alone, and gives other numbers than the passes that a model is trained by. Distributions
-    stop at a value of one record, which is to count as zero, and show it.
+    stop at a value of one record, which is to count as zero, and show it. Distances between the rows of two matrices,
+    one of which may be the records, follow from products of these however few there are, as for many in PyTorch.
     """
     return _WITHOUT_SHORTCUTS
 
@@ -139,14 +142,26 @@ def _disable_shortcuts() -> Callable[[], object]:
     packs, checks = torch.backends.mha.get_fastpath_enabled(), Distribution._validate_args
     torch.backends.mha.set_fastpath_enabled(False)
     Distribution.set_default_validate_args(False)
+    _FUNCTIONS.cdist = _distances
 
     def restore() -> None:
+        del _FUNCTIONS.cdist
         torch.backends.mha.set_fastpath_enabled(packs)
         Distribution.set_default_validate_args(checks)
 
     return restore
 
 
+def _distances(first: Tensor, second: Tensor, p: float, mode: int | None) -> Tensor:
+    """What `torch.cdist` calls; mode: 1 for products, 2 for differences, None for PyTorch's choice by the numbers."""
+    distances: Tensor = _CDIST(
+        first, second, p, 1 if mode is None and first.dim() == second.dim() == 2 else mode
+    )
+    return distances
+
+
+_FUNCTIONS: Any = torch._VF  # functions of C++, each an attribute once it is set
+_CDIST: Callable[..., Any] = _FUNCTIONS.cdist
 _WITHOUT_SHORTCUTS = ProcessSetting(_disable_shortcuts)
 
 _IGNORING = threading.local()

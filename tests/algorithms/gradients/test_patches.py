@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients import L2
-from algorithms.gradients.patches import in_full_precision
-from tests.support.gradients.problems import Spec, Wired, problem
+from algorithms.gradients.patches import in_full_precision, without_shortcuts
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, check, problem
 
 BACKENDS: Any = torch.backends
 PRODUCTS = BACKENDS.mkldnn.matmul
@@ -80,3 +80,29 @@ def test_passes_change_no_setting_where_all_products_are_full(monkeypatch: pytes
     engine = made.engine()
     engine.clipped_sum(*made.arguments, L2(1.0))
     assert not changed
+
+
+@pytest.mark.parametrize(("centres", "is_first"), [(3, True), (40, True), (3, False)])
+def test_distances_of_rows_take_many_records_a_pass(centres: int, *, is_first: bool) -> None:
+    """PyTorch computes distances to 25 points at most in another way if there are more than 25 rows."""
+
+    def forward(self: Wired, x: Tensor) -> Tensor:
+        distances = torch.cdist(x, self.w) if is_first else torch.cdist(self.w, x).T
+        return self.layer(distances)
+
+    centre = torch.randn(centres, 4, generator=torch.Generator().manual_seed(3))
+    spec = Spec(lambda: Wired(forward, w=nn.Parameter(centre.clone()), layer=nn.Linear(centres, 2)), (4,))
+    made = problem(spec)
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    assert engine.is_batched and engine.physical_batch == SMALL
+    check(made, engine)
+
+
+def test_distances_are_outside_of_passes_as_they_were() -> None:
+    rows = torch.full((2, 3), 1e3), torch.full((2, 3), 1e3) + 1e-3  # which products of rows cannot tell apart
+    before = torch.cdist(*rows)
+    with without_shortcuts():
+        assert not torch.equal(torch.cdist(*rows), before)
+        sequences = tuple(part.expand(5, 2, 3) for part in rows)
+        assert torch.equal(torch.cdist(*sequences)[0], before)
+    assert torch.equal(torch.cdist(*rows), before)
