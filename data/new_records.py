@@ -81,30 +81,8 @@ def records_in(
             " or train again.",
             code="preparation_unknown",
         )
-    card = _card(preparation)
-    reader = card.reader
-    if isinstance(reader, Own) and own_reader is not None:
-        records = _number(block.records.features for block in own_reader({"new": path}))
-    elif isinstance(reader, Table):
-        if path.is_dir() and not isinstance(reader, Datasets):
-            raise DataRefusedError(
-                "{path} is a folder; give a table, as CSV or Parquet.", code="unreadable_file", path=path
-            )
-        records = _number(_rows(path, reader))
-    elif isinstance(reader, ImageTable) and _form(path):
-        records = _number(_row_images(path, card, reader))
-    elif card.has_texts:
-        read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
-        words = None if encode else preparation.words
-        records = _texts(read, reader, words)
-    elif len(card.input_shape) == 3:
-        records = _images(path, card)
-    else:
-        raise DataRefusedError(
-            "the records of {dataset!r} come from no file of their own; give prepared features in an .npy file.",
-            code="preparation_unknown",
-            dataset=card.name,
-        )
+    card, words = _card(preparation), None if encode else preparation.words
+    records = _read_by_card(path, card, words=words, own_reader=own_reader)
     if encode is not None:
         yield from (NewRecords(batch.names, encode(batch.features)) for batch in records)
     elif preparation.transform == "none":
@@ -114,6 +92,36 @@ def records_in(
             whole = RecordChunk("test", RecordBatch(batch.features, np.zeros(len(batch.names), np.int64)))
             features = [block.records.features for block in scatter(card, [whole])]
             yield NewRecords(batch.names, np.concatenate(features))
+
+
+def _read_by_card(
+    path: Path, card: DataCard, *, words: tuple[str, ...] | None, own_reader: OwnReader | None
+) -> Iterator[NewRecords]:
+    """The records as the card's reader reads them, before an encoder or a transform; raises as `records_in` does.
+
+    words: of the vocabulary; None to leave texts as they are.
+    """
+    reader = card.reader
+    if isinstance(reader, Own) and own_reader is not None:
+        return _number(block.records.features for block in own_reader({"new": path}))
+    if isinstance(reader, Table):
+        if path.is_dir() and not isinstance(reader, Datasets):
+            raise DataRefusedError(
+                "{path} is a folder; give a table, as CSV or Parquet.", code="unreadable_file", path=path
+            )
+        return _number(_rows(path, reader))
+    if isinstance(reader, ImageTable) and _form(path):
+        return _number(_row_images(path, card, reader))
+    if card.has_texts:
+        read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
+        return _texts(read, reader, words)
+    if len(card.input_shape) == 3:
+        return _images(path, card)
+    raise DataRefusedError(
+        "the records of {dataset!r} come from no file of their own; give prepared features in an .npy file.",
+        code="preparation_unknown",
+        dataset=card.name,
+    )
 
 
 def _card(preparation: Preparation) -> DataCard:

@@ -4,6 +4,7 @@ Counts are made without noise, so they are only for the owner. They are not writ
 records numbers are shown only on request, and otherwise words.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,9 +51,8 @@ from tasks.config import data_mirror, database_url, home
 from tasks.prepare import reader_of
 from tasks.table_remarks import SHOWN_ABOVE, TrainingValues, fault_of_text, in_words, remarks_on
 
-_REFUSED_SOURCE = encoding.ColumnSource(
-    "refused"
-)  # how a refusal of the reader begins, where it would name file and column
+_REFUSED_SOURCE = encoding.ColumnSource("refused")
+"""How a refusal of the reader begins, where it would name file and column."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +109,13 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
         return _check_blocks(card, card.blocks, root, counted=counted, key=key)
-    right = {
-        file.path: checksum
-        for file in card.files.values()
-        if file.path
-        and (root / file.path).exists()
-        and (checksum := checksum_for(root / file.path, file, key=key))
-    }
-    if (
-        isinstance(card.reader, Own)
-        and (source := source_digest(card.reader.factory)) != card.reader.source_sha256
-    ):
-        right[card.reader.factory] = f"source_sha256: {source}"
-    if right:
+    if right := _right_checksums(card, root, key):
         first = next(iter(right))
         altered = DataRefusedError(
             "{name} has another checksum than its card declares", code="altered_file", name=first
         )
         return DataFindings(card, right, None, altered)
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     refused, used, files, labels = None, 0, dict[str, Path](), set[int]()
     values = TrainingValues(card, card.reader) if isinstance(card.reader, Table) else None
     has_values = False
@@ -137,7 +125,7 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
             for part in sorted(files, key="train".__ne__):
                 into = values if part == "train" else None
                 for problem, count in _problems(part, files[part], card, card.reader, into):
-                    counts[problem] = counts.get(problem, 0) + count
+                    counts[problem] += count
                 has_values |= part == "train"
         if isinstance(card.reader, Images):
             for part, folder in files.items():
@@ -147,7 +135,7 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
         as_texts = card.has_texts and not isinstance(card.reader, Reviews)
         for chunk in read(card, files, key=key, own_reader=reader_of(card.reader), as_texts=as_texts):
             for problem, count in _stand_ins(chunk, card.reader):
-                counts[problem] = counts.get(problem, 0) + count
+                counts[problem] += count
             used += len(chunk.records)
             if isinstance(card.label_type, Classes):
                 labels.update(np.unique(chunk.records.labels).tolist())
@@ -167,9 +155,24 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
     return DataFindings(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
 
 
+def _right_checksums(card: DataCard, root: Path, key: bytes) -> dict[str, str]:
+    """What the card would have to say of files, or of the user's own reader, that do not fit it, by their names."""
+    right = {
+        file.path: checksum
+        for file in card.files.values()
+        if file.path
+        and (root / file.path).exists()
+        and (checksum := checksum_for(root / file.path, file, key=key))
+    }
+    reader = card.reader
+    if isinstance(reader, Own) and (source := source_digest(reader.factory)) != reader.source_sha256:
+        right[reader.factory] = f"source_sha256: {source}"
+    return right
+
+
 def _check_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, key: bytes) -> DataFindings:
     """Read all blocks that are there now, each whole, and the card's test file."""
-    counts, refused, paths = dict[str, int](), None, dict[str, Path]()
+    counts, refused, paths = Counter[str](), None, dict[str, Path]()
     try:
         with snapshot(card, database_url(source)) as database:
             names, paths = block_names(card, root=root, url=database), block_files(card, root=root)
@@ -183,14 +186,14 @@ def _check_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, 
             if isinstance(card.reader, Table):
                 for path in paths.values():
                     for problem, count in _problems("blocks", path, card, card.reader):
-                        counts[problem] = counts.get(problem, 0) + count
+                        counts[problem] += count
             digests = Digests(card.population, key=key)
             as_texts = card.has_texts
             for chunk in read_blocks(
                 card, names, files, root=root, url=database, digests=digests, key=key, as_texts=as_texts
             ):
                 for problem, count in _stand_ins(chunk, card.reader):
-                    counts[problem] = counts.get(problem, 0) + count
+                    counts[problem] += count
     except DataRefusedError as refusal:
         refused = refusal
     faults = [
