@@ -25,7 +25,7 @@ MAX_NOISE, MAX_RELATIVE_NOISE = 0.05, 0.1
 target's units, is drowned."""
 _MIN_SIGNAL = 4.0
 """Standard deviations of the noise by which a denominator has to be above 0."""
-_HALVINGS = 24
+HALVINGS = 24
 
 NOISE_DROWNS_IT = "noise drowns it: there are too few people for this epsilon."
 TOO_FEW = "the released histogram does not show that there are people of this kind: too few for this epsilon."
@@ -264,7 +264,7 @@ def _edge(is_inside: Callable[[float], bool], start: float, end: float) -> float
     """Where the interval around `start` ends towards `end`, by halving."""
     if is_inside(end):
         return end
-    for _ in range(_HALVINGS):
+    for _ in range(HALVINGS):
         middle = (start + end) / 2
         start, end = (middle, end) if is_inside(middle) else (start, middle)
     return (start + end) / 2

@@ -112,13 +112,13 @@ _ROUNDING_ALONE, _ROUNDING_IN_16_BITS = 1e-4, 3e-2
 _FEW_FURTHER_PASSES = 1e-3
 """Passes beyond the first in a sample, on average, for which no larger ones are worth their memory."""
 
-_COMPARED_OPERATIONS, _MAX_SEEDS = 10**9, 8
+_COMPARED_OPERATIONS, MAX_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
 _REPLAYED_BYTES, _TRACED_SHARE = 256e6, 0.25
 """Memory of a pass, and its share of what passes may take, up to which it is traced, which keeps all its tensors."""
 
-_QUICK_OPERATIONS, _QUICK_BYTES = 2e9, 5e8
+QUICK_OPERATIONS, _QUICK_BYTES = 2e9, 5e8
 """Operations, and bytes, of a pass on a CPU up to which a brief inspection computes numbers, not shapes alone."""
 
 
@@ -484,7 +484,7 @@ class Engine:
         if self.inspection.is_brief:
             return 1
         affordable = _COMPARED_OPERATIONS // max(1, self.inspection.operations * self.physical_batch)
-        return max(1, KERNEL_BATCH // self.physical_batch, min(_MAX_SEEDS, affordable))
+        return max(1, KERNEL_BATCH // self.physical_batch, min(MAX_SEEDS, affordable))
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""
@@ -493,7 +493,7 @@ class Engine:
             with threads_up_to(1 if size * self._record_seconds < SHORT_PASS_SECONDS else None):
                 return fills(self.passes, inspection.form, _sizes(size))
         is_quick = (
-            size * inspection.operations <= _QUICK_OPERATIONS and size * inspection.cost.each <= _QUICK_BYTES
+            size * inspection.operations <= QUICK_OPERATIONS and size * inspection.cost.each <= _QUICK_BYTES
         )
         is_quick &= inspection.form.device.type == "cpu"
         return inspection.layouts is None or fills_briefly(

@@ -35,7 +35,7 @@ from algorithms.gradients.parameter_gradients import (
 _TOLERANCE = {torch.float32: 3e-3, torch.float64: 1e-6}
 """What a backward pass may give besides, relative to the map: as little as rounding lets one see."""
 
-_WEIGHTS_AT_ONCE = 2**18
+WEIGHTS_AT_ONCE = 2**18
 """Numbers of the weights that backward passes go through together, with a few copies of each."""
 
 
@@ -290,7 +290,7 @@ def _groups(candidates: Mapping[int, _Candidate]) -> Iterator[list[int]]:
     kind, taken, numbers = None, set[str](), 0
     for i, each in candidates.items():
         same = kind == (each.end.dtype, each.end.device) and taken.isdisjoint(each.names)
-        if group and not (same and numbers + each.end.numel() <= _WEIGHTS_AT_ONCE):
+        if group and not (same and numbers + each.end.numel() <= WEIGHTS_AT_ONCE):
             yield group
             group, taken, numbers = [], set(), 0
         group.append(i)

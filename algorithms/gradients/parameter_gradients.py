@@ -43,13 +43,13 @@ _ON_DEVICE = 2**27
 _ROWS = 256
 """The number of rows from which a product's arithmetic takes longer than its memory traffic."""
 
-_LARGE_PARAMETER = 2**19
+LARGE_PARAMETER = 2**19
 """Size of a parameter above which the gradients of a few records do not fit a CPU's cache."""
 
 FEW_NUMBERS = 1024
 """Size of a parameter whose gradients are always materialised, to be processed with others: calls cost more."""
 
-_MAX_PRODUCTS, _MAX_PRODUCTS_ALONE = 8, 64
+_MAX_PRODUCTS, MAX_PRODUCTS_ALONE = 8, 64
 """Outer products per record up to which 64-bit products beat materialising small and large gradients."""
 
 
@@ -59,7 +59,7 @@ def is_formed_singly(values: Tensor, numbers: int) -> bool:
     They are computed twice, for the norms and for the sum, by the same product and so with the same bits. This is
     faster than reading them from memory.
     """
-    return values.device.type == "cpu" and numbers > _LARGE_PARAMETER
+    return values.device.type == "cpu" and numbers > LARGE_PARAMETER
 
 
 def prefers_gram(
@@ -186,7 +186,7 @@ def _singly(inputs: Tensor, grad_outputs: Tensor) -> Iterator[tuple[Tensor, Tens
 
 def is_short(length: int, *, is_single: bool) -> bool:
     """Whether `add_short` sums gradients of this many outer products; is_single: see `is_formed_singly`."""
-    return length <= (_MAX_PRODUCTS_ALONE if is_single else _MAX_PRODUCTS)
+    return length <= (MAX_PRODUCTS_ALONE if is_single else _MAX_PRODUCTS)
 
 
 def add_short(inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor) -> None:

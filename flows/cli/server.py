@@ -10,17 +10,17 @@ from flows.cli.running import SETTINGS, has_prefect_api, prefect_api_url, say
 from tasks.runs.checkout import find_checkout
 
 app = typer.Typer(**SETTINGS, help="A Prefect server for schedules: start it, deploy the flows, stop it.")
-_PORT = 4200
+DEFAULT_PORT = 4200
 
 
 def _url() -> str:
     """The API of the server that the environment names, or of the one that `start` starts."""
-    return prefect_api_url() or f"http://127.0.0.1:{_PORT}/api"
+    return prefect_api_url() or f"http://127.0.0.1:{DEFAULT_PORT}/api"
 
 
 @app.command()
 def start(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = _PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = DEFAULT_PORT,
 ) -> None:
     """Start a Prefect server in the background, and wait until it answers."""
     from flows.server import start_server

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import wandb
 
 
-_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH, _SECONDS_TO_WRITE = 30, 120, 10
+_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH, SECONDS_TO_WRITE = 30, 120, 10
 _FOLDER = ".wandb"
 _FOLDERS = {
     "WANDB_DIR": ".",
@@ -174,7 +174,7 @@ def _wait_for(file: Path) -> None:
 
     That process says nothing of a full disk.
     """
-    last = time.monotonic() + _SECONDS_TO_WRITE
+    last = time.monotonic() + SECONDS_TO_WRITE
     while not is_whole(file):
         if time.monotonic() > last:
             raise OSError(f"{file} is not whole, as on a full disk")

@@ -121,7 +121,7 @@ _UNTOLD = (
     "The query failed. The cause is withheld because it could reveal a record:"
     " try the model and the algorithm on public records of the same form."
 )
-_MIN_SAMPLE, _PASSES, _MAX_MADE_UP = 100, 3, 10**7
+_MIN_SAMPLE, _PASSES, _MAX_SYNTHETIC_RECORDS = 100, 3, 10**7
 """The least of made-up records in a sample, its passes, and the most of which it is drawn; they are one record, so they
 take no memory."""
 
@@ -147,12 +147,12 @@ def _with_fixed_arithmetic(
                 "memory did not suffice for an answer; set {compute.physical_batch} or {compute.memory_mb} to less.",
                 code="answer_short_of_memory",
             )
-        raise QueryFailedError(_failure_on_made_up_records(answer, self, args, kwargs) or _UNTOLD)
+        raise QueryFailedError(_failure_on_synthetic_records(answer, self, args, kwargs) or _UNTOLD)
 
     return compute_answer
 
 
-def _failure_on_made_up_records(
+def _failure_on_synthetic_records(
     answer: Callable[..., object],
     queries: "UnnoisedQueries",
     args: Sequence[object],
@@ -181,7 +181,7 @@ def _count_for(sampling: Sampling, physical_batch: int) -> int:
     """How many records fill some passes of a sample."""
     if isinstance(sampling, WithoutReplacement):
         return sampling.records
-    return min(_MAX_MADE_UP, math.ceil(max(_MIN_SAMPLE, _PASSES * physical_batch) / sampling.rate))
+    return min(_MAX_SYNTHETIC_RECORDS, math.ceil(max(_MIN_SAMPLE, _PASSES * physical_batch) / sampling.rate))
 
 
 class UnnoisedQueries:

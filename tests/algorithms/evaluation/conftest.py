@@ -8,4 +8,4 @@ from algorithms.evaluation import intervals
 @pytest.fixture(autouse=True)
 def few_halvings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares of hundreds of releases, and widths that are a tenth off, are seen as well."""
-    monkeypatch.setattr(intervals, "_HALVINGS", 14)
+    monkeypatch.setattr(intervals, "HALVINGS", 14)

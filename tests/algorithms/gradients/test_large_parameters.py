@@ -11,8 +11,8 @@ from tests.support.gradients.forms import FORMS, NEAR, absolute, drawn, excess, 
 @pytest.fixture(autouse=True, params=[0, 64], ids=["singly", "in products of 64 bits"])
 def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every parameter was large, with records of many outer products, or of few."""
-    monkeypatch.setattr(parameter_gradients, "_LARGE_PARAMETER", 0)
-    monkeypatch.setattr(parameter_gradients, "_MAX_PRODUCTS_ALONE", request.param)
+    monkeypatch.setattr(parameter_gradients, "LARGE_PARAMETER", 0)
+    monkeypatch.setattr(parameter_gradients, "MAX_PRODUCTS_ALONE", request.param)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -208,12 +208,12 @@ def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str, limit
     assert NormalisedGrad in kinds
 
 
-@pytest.mark.parametrize("together", [normalised_weights._WEIGHTS_AT_ONCE, 1])
+@pytest.mark.parametrize("together", [normalised_weights.WEIGHTS_AT_ONCE, 1])
 @pytest.mark.parametrize(("name", "limits"), by_limits(SHARED))
 def test_several_weights_are_pulled_back_as_each_alone(
     name: str, together: int, limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(normalised_weights, "_WEIGHTS_AT_ONCE", together)
+    monkeypatch.setattr(normalised_weights, "WEIGHTS_AT_ONCE", together)
     made = problem(SHARED[name])
     engine = made.engine(physical_batch=SMALL, limits=limits)
     check(made, engine)

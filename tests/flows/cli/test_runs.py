@@ -547,7 +547,7 @@ def test_deploying_without_a_server_is_one_sentence(
     """And Prefect's own client, which hopes for a minute, is not asked."""
     if is_configured:
         monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(server_commands, "_PORT", 9)
+    monkeypatch.setattr(server_commands, "DEFAULT_PORT", 9)
     monkeypatch.setattr("flows.server.keep_schedules", lambda: pytest.fail("Prefect is asked"))
     assert_refused(call("server", "deploy"), "no Prefect server has its API at http://127.0.0.1:9/api")
 

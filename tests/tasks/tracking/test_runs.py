@@ -280,7 +280,7 @@ def test_run_that_a_full_disk_cut_off_is_not_logged(
             pass
 
     monkeypatch.setattr(wandb.Run, "finish", cut_off)
-    monkeypatch.setattr(sessions, "_SECONDS_TO_WRITE", 0)
+    monkeypatch.setattr(sessions, "SECONDS_TO_WRITE", 0)
     assert safely(log, Tracking(), "this run", tmp_path) is False
     (line,) = [text for text in caplog.messages if text.startswith("W&B did not log this run")]
     assert "is not whole, as on a full disk" in line
