@@ -619,6 +619,7 @@ def _losses(
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         return _reduce_per_record(loss_of_each(*match_shapes(outputs, targets)), targets, reduction, ignored)
 
+    # A mean may divide by weights of the whole batch, which the values without reduction do not show.
     if reduction not in (None, "none"):
         reduced: Any = getattr(functional, name) if reduction == "" else loss
         _check_reduction(

@@ -35,7 +35,7 @@ onnx: Any = import_module("onnx")
 onnxruntime: Any = import_module("onnxruntime")
 helper: Any = import_module("onnx.helper")
 TensorProto = onnx.TensorProto
-_TOLERANCE, _MADE_UP = 1e-4, 64
+_TOLERANCE, _SYNTHETIC_ROWS = 1e-4, 64
 """How far outputs may be from the model's, and on how many made-up rows they are compared."""
 Outputs = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
@@ -126,24 +126,29 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str,
             scales += [[graph.column(part)] for part in dates[column.name].parts]
         elif isinstance(column, Date):
             scales += [[part] for part in _day_of_year(graph, column)]
+    # Of each part the cell that is active, and the last one where the value is missing, which is NaN here.
     codes = []
     for part, values in zip(cells.parts, scales, strict=True):
         if isinstance(part, Grids):
             for count in cells.settings.grids:
                 for value in values:
                     cell = graph.add("Floor", graph.add("Mul", value, graph.constant(float(count))))
-                    cell = graph.add("Min", cell, graph.constant(count - 1.0))
+                    cell = graph.add(
+                        "Min", cell, graph.constant(count - 1.0)
+                    )  # the upper bound is in the last cell
                     is_missing = graph.add("IsNaN", value)
                     codes.append(graph.add("Where", is_missing, graph.constant(float(count)), cell))
         else:
             is_missing = graph.add("IsNaN", values[0])
             codes.append(graph.add("Where", is_missing, graph.constant(float(part.count)), values[0]))
+            # Of ordered values also, for each step, whether they are above it: three cells, below, above and missing.
             for step in range(1, part.count if part.is_ordered else 1):
                 above = graph.add("GreaterOrEqual", values[0], graph.constant(float(step)))
                 above = graph.add("Cast", above, to=TensorProto.DOUBLE)
                 codes.append(graph.add("Where", is_missing, graph.constant(2.0), above))
     if cells.trees:
         codes.append(_leaves(graph, cells, scales))
+    # The cell that all rows share: zeros of the batch's length, which is only known when it runs.
     if cells.settings.constant_share:
         codes.append(graph.add("Mul", codes[0], graph.constant(0.0)))
     return graph.concatenate(codes)
@@ -177,10 +182,12 @@ def _leaves(graph: Graph, cells: CellEncoding, scales: list[list[str]]) -> str:
         total = graph.add("ReduceMax", ones, graph.constant([1], np.int64), keepdims=1)
         passed.append(graph.add("Greater", total, graph.constant(0.5)))
     ones = graph.add("Cast", graph.concatenate(passed), to=TensorProto.DOUBLE)
+    # Back into the order of the trees: numeric splits were compared together, and first.
     order = np.argsort([*numeric, *others])
     in_order = graph.add("Gather", ones, graph.constant(order, np.int64), axis=1)
     depth = cells.settings.depth
     shape = graph.constant([-1, len(cells.trees), depth], np.int64)
+    # A leaf's number has the splits of its path as binary digits, the root's the highest.
     powers = graph.constant([[2.0**level] for level in range(depth - 1, -1, -1)])
     leaves = graph.add("MatMul", graph.add("Reshape", in_order, shape), powers)
     return graph.add("Squeeze", leaves, graph.constant([2], np.int64))
@@ -204,6 +211,7 @@ def prepend(model: Any, reader: Table) -> Any:
     for node in model.graph.node:
         node.input[:] = [records if name == "records" else name for name in node.input]
     own = [*model.graph.node]
+    # A row with something that the card refuses has the scores NaN, since a graph cannot raise an error.
     if refused:
         for node in own:
             node.output[:] = ["scores of the rows" if name == "scores" else name for name in node.output]
@@ -292,28 +300,28 @@ def synthetic_rows(reader: Table) -> dict[str, NDArray[Any]]:
             low, high = (
                 column.bounds if isinstance(column, Numeric) else (column.edges[0] - 1, column.edges[-1] + 1)
             )
-            values = draw.uniform(low - 0.1 * (high - low), high + 0.1 * (high - low), _MADE_UP)
+            values = draw.uniform(low - 0.1 * (high - low), high + 0.1 * (high - low), _SYNTHETIC_ROWS)
             values[:2] = low, high
             if column.missing != "refuse":
-                values[draw.random(_MADE_UP) < 0.1] = np.nan
+                values[draw.random(_SYNTHETIC_ROWS) < 0.1] = np.nan
             rows[column.name] = values
         elif isinstance(column, Categorical):
             rows[column.name] = draw.choice(
-                np.array([*column.categories, "", "unknown to the card"], object), _MADE_UP
+                np.array([*column.categories, "", "unknown to the card"], object), _SYNTHETIC_ROWS
             )
         elif isinstance(column, Hashed):
-            rows[column.name] = np.array([*["", "a"], *map(str, range(_MADE_UP - 2))], object)
+            rows[column.name] = np.array([*["", "a"], *map(str, range(_SYNTHETIC_ROWS - 2))], object)
         elif isinstance(column, Timestamp):
             first, last = (day.toordinal() for day in column.days)
-            days = draw.integers(max(1, first - 400), last + 400, _MADE_UP)
-            times = draw.choice(["", "T09:30", " 23:59:59.5", "T00:00:01+01:00"], _MADE_UP)
+            days = draw.integers(max(1, first - 400), last + 400, _SYNTHETIC_ROWS)
+            times = draw.choice(["", "T09:30", " 23:59:59.5", "T00:00:01+01:00"], _SYNTHETIC_ROWS)
             dates = [f"{date.fromordinal(day)}{time}" for day, time in zip(days, times, strict=True)]
             rows[column.name] = np.array(dates, object)
             if column.missing != "refuse":
                 rows[column.name][:3] = "", "none", f"{column.years[0]:04d}-02-30"
         elif isinstance(column, Date):
-            rows[column.month] = draw.choice(np.array(column.months, object), _MADE_UP)
-            rows[column.day] = draw.integers(1, 29, _MADE_UP).astype(np.float64)
+            rows[column.month] = draw.choice(np.array(column.months, object), _SYNTHETIC_ROWS)
+            rows[column.day] = draw.integers(1, 29, _SYNTHETIC_ROWS).astype(np.float64)
     return rows
 
 

@@ -110,7 +110,7 @@ class Game:
         return Model(
             "made-up",
             module,
-            losses=lambda outputs, _labels: outputs[:, 0],
+            losses=lambda outputs, _labels: outputs[:, 0],  # w x, whose gradient by w is x
             scores=lambda outputs: torch.cat([-outputs, outputs], dim=1),
             bounds=bounds,
         )
@@ -161,6 +161,7 @@ class Game:
 
     def canary(self, index: int) -> Array:
         """A canary's features, shape [width]: its own coordinate in each layer."""
+        # Orthogonal to all others, so that each canary shows in coordinates of its own.
         features = np.zeros(self.width)
         features[[index, self.records + index]] = LENGTH
         return features
@@ -425,7 +426,9 @@ def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: in
     series = [answer for answer in answers if isinstance(answer.noise, Correlated)]
     others = [answer for answer in answers if not isinstance(answer.noise, Correlated)]
     ratios = [_log_ratio(game, plan, answer, canary, alone=alone) for answer in others]
-    if series:  # whitened, and averaged over the record's coins
+    # Correlated noise makes the steps' answers dependent, so that their likelihood is of all together: of the whitened
+    # answers, averaged over the record's coins.
+    if series:
         features = game.canary(canary)
         charged = next(event for event, _ in plan.schedule if isinstance(event, CorrelatedDpEvent))
         through = whitening(charged, len(series))

@@ -127,6 +127,7 @@ class ClassCounts:
         shares = torch.cat([-logits, logits]).mul(0.5).softmax(0) if len(logits) == 1 else logits.softmax(0)
         weight = 1.0 / float((shares / self._weights.to(shares)).sum())  # of a record, as shares are weighted
         outputs = shares[1:] if self.intercepts.outputs == 1 else shares
+        # The Hessian by the outputs is diag(p) - p p^T, whose trace is the sum of p (1 - p).
         curvature = weight * float((outputs * (1.0 - outputs)).sum())
         # Square and curvature are the same, as of any loss that is a log likelihood.
         return LossShape(curvature, curvature, curvature / (self.classes - 1))
@@ -299,10 +300,12 @@ class ShrunkState(DPSGDState):
         """
         shrinkage = plan.params(Shrinkage)
         bound, noise = L2(shrinkage.bound), Gaussian(shrinkage.gain_noise)
+        # A sum over all records, in standard deviations of its noise, as all that follows is.
         released = barrier.loss_gain(self.start, trained, bound=bound, noise=noise) / noise.scale(bound)
         chance = None if moves is None else self._chance(shrinkage, records, moves)
         gain = released if chance is None else released - chance.flattery
         share = kept_share(gain, None if chance is None else chance.cost)
+        # Linear in the parameters, and so in what a linear model says of each record.
         shrunk = trained if share == 1.0 else self.start + share * (trained - self.start)
         moved = replace(self.optimizer_state, parameters=shrunk.clone(), average=shrunk.clone())
         stated = {"gain": torch.full_like(self.gain, gain), "kept": torch.full_like(self.kept, share)}

@@ -180,6 +180,7 @@ def check_apart(probe: ModelProbe) -> bool:
     check_many_apart(probe, alone=not is_random)
     _check_losses_apart(probe, sample)
     if not is_random:
+        # Losses may agree where backward passes mix records, as where a gradient is clipped by the whole batch's norm.
         large = sample.times(_LARGE_FACTOR)
         is_scaled = not torch.equal(large.inputs, sample.inputs)
         for weight in (1.0, _LARGE_FACTOR):
@@ -188,9 +189,12 @@ def check_apart(probe: ModelProbe) -> bool:
             if is_scaled:
                 of_large = _gradients_alone(probe, large, weight)
                 _check_gradients_apart(probe, large, of_large, weight)
+                # One ordinary record among large ones, whose share of a common norm would all but vanish.
                 of_both = torch.cat([of_sample[:1], of_large[1:]])
                 _check_gradients_apart(probe, sample.among(large, 0), of_both, weight)
         return False
+    # A model that draws numbers cannot be compared record by record. In evaluation mode most draw none, and there the
+    # rest of the model is.
     with still(probe.passes.model.module):
         try:
             is_steady = not probe.varies(probe.observe(probe.draw(USUAL_COUNT, 0)), _MANY_SEEDS)

@@ -96,6 +96,7 @@ def records(
     by_group = np.stack(groups, axis=1) if groups else None
     if encoding is None:
         return RecordBatch(encoded, targets, groups=by_group)
+    # By the features without cells: a record stays on its side of the split when cells are declared otherwise.
     keys = [*RecordBatch(_shares(table, declared, path), targets).canonical()]
     return RecordBatch(encoded, targets, keys, by_group, np.stack(values, axis=1))
 
@@ -225,6 +226,7 @@ def moments(
         if value is None or value in missing:
             continue
         with suppress(ValueError):
+            # Without a zone, as it is written: the hour of the day is what a table means.
             moment = min(max(datetime.fromisoformat(value).replace(tzinfo=None), first), last)
             share = (moment - first) / (last - first)
             rows[row] = moment.year - first.year, moment.month - 1, moment.weekday(), share
@@ -279,6 +281,7 @@ def _tags(values: pa.ChunkedArray, label_type: Tags, where: ColumnSource) -> NDA
     """The index of each word's tag; IGNORED if there is no word."""
     if pa.types.is_struct(values.type):
         raise _is_not("text", where)
+    # By number or by name; a name that looks like a number is the name.
     index_of = {str(index): index for index in range(len(label_type.tags))}
     index_of |= {name: index for index, name in enumerate(label_type.tags)}
     other = IGNORED if label_type.outside is None else index_of[label_type.outside]

@@ -67,7 +67,7 @@ def join_processes(
     first process ends those that it started. Raises RefusedError if a process does not know the secret.
     """
     rank_file = os.environ.get(_VARIABLE)
-    if rank_file is not None:
+    if rank_file is not None:  # started by the first process, in the last branch
         number, count, path = rank_file.split("/", 2)
         with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
             secret = pipe.read(KEY_BYTES) or b""

@@ -454,6 +454,7 @@ def _largest_that_fits(
                 guess = guesses.after(each, plan.cost)
         if best is not None and (best.cost > _NEAR_TARGET * largest or best.epsilon_per_trial == largest):
             break
+        # By the line through both ends of the bracket; by halves where it says nothing, or has been slow.
         share = (_AIM_SHARE * largest - low[1]) / (high[1] - low[1])
         if not 0 < share < 1 or tried >= _MAX_PLANS / 2:
             share = 0.5

@@ -140,6 +140,7 @@ class SearchTrial:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = params.parse(self.document, reads=READS)
         plan = Plan.from_document(self.plan)
+        # The loop's filter has the releases of the training; that of the score follows it, with noise of its own.
         planned = plan.evaluation
         plan = replace(plan, evaluation=None)
         to_score, to_train = self.records()
@@ -268,7 +269,7 @@ class SearchTrial:
 def _is_scored(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
     """A coin that depends only on the record's content, so that no other record decides on which side it is."""
     digest = hashlib.sha256(np.asarray(features).tobytes() + np.asarray(label).tobytes()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2.0**64
+    return int.from_bytes(digest[:8], "big") < share * 2.0**64  # a hash as a number in [0, 1)
 
 
 def derive_generator(key: bytes, *purpose: object, private: bool) -> Generator:
@@ -447,6 +448,7 @@ def deliver_search(
         search_plan = plan_search(tuning, base, info)
         work = Search(tuning, search_plan, prepared, info, info.blocks or (WHOLE_POPULATION,))
         ledger = open_newest(ledger_url(settings.ledger.url), home=folder, root=root)
+        # A ledger that has not moved was not charged: the search was done before.
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         is_done = ledger.head() == head

@@ -226,6 +226,7 @@ def _incomplete(error: ValidationError, where: str = "") -> RefusedError:
 def _card(run: RunRecord) -> PrivacyCard:
     plan, receipt, data = run.plan, run.receipt, run.data
     planned = mechanism_of(plan)
+    # No epsilon covers diagnostics, which show more than the releases, nor settings that follow from the records.
     is_covered = not receipt.diagnostics and not planned["settings_from_records"]
     promised = guarantee(cost=receipt.cost, private_noise=receipt.private_noise, is_covered=is_covered)
     return PrivacyCard(
@@ -329,6 +330,7 @@ def queries(trace: Columns) -> Iterator[QuerySection]:
     group_of_row = np.array([groups.setdefault(names, len(groups)) for names in _rows(trace, _KINDS)])
     for names, number in groups.items():
         rows = {name: np.asarray(trace[name], float)[group_of_row == number] for name in _RANGE_FIELDS}
+        # `fmin` leaves out NaN, which a release has in place of a number that it lacks.
         spans = {name: _span(np.fmin.reduce(values), np.fmax.reduce(values)) for name, values in rows.items()}
         count = int((group_of_row == number).sum())
         yield QuerySection.model_validate({**dict(zip(_KINDS, names, strict=True)), "count": count, **spans})
@@ -393,6 +395,7 @@ def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) 
 
     is_whole: whether it is of all that was charged, and not of the winner of a search.
     """
+    # Each different row once: a trace of 10,000 steps has a few.
     for values in dict.fromkeys(_rows(trace, _CHECKED_FIELDS)):
         row = dict(zip(_CHECKED_FIELDS, values, strict=True))
         if not row_fits(row, _event(row["event"])):

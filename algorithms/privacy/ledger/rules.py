@@ -52,9 +52,8 @@ def check_repeats(state: LedgerState, population: str, content_digests: Mapping[
     for block, others in state.repeats(population, content_digests).items():
         if len(others) >= count:
             other, order = others[0], [*state.blocks(population), *content_digests]
-            if other in content_digests and order.index(other) > order.index(
-                block
-            ):  # the newer one is to be left out
+            # Whichever was asked about first: the newer of the two is to be left out.
+            if other in content_digests and order.index(other) > order.index(block):
                 block, other = other, block
             allowed = "one block alone" if count == 1 else f"{count} blocks at most"
             raise BudgetRefusedError(
@@ -93,6 +92,7 @@ def check_fits(state: LedgerState, drafts: Sequence[Draft]) -> None:
         population, cost = draft.population, draft.budget
         terms = state.term(population)
         charge = terms.charge(cost, draft.notes)
+        # A run without noise is charged nothing, so that any number of them would fit.
         forbidden = math.isinf(cost.epsilon) and not terms.public
         if forbidden or state.how_many(population, draft.block, charge) == 0:
             raise _refusal(state, (population, draft.block), draft, charge)
@@ -297,6 +297,8 @@ def _above_budget(
         if count > 1
         else left
     )
+    # What is offered must be affordable, so that it is rounded down at each step, and then counted like a run: by its
+    # own cost, as the price by events is of the run that does not fit.
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
     fits = (
         left.epsilon > 0
