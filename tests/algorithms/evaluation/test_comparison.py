@@ -14,6 +14,7 @@ from algorithms.evaluation import (
     reasons_of,
 )
 from tests.support.intervals import Intervals
+from tests.support.soak import soak_but
 
 ALONE = histogram_for("score", 1, compared=True)
 BESIDE_OTHERS = histogram_for("two classes", 2, compared=True)
@@ -27,16 +28,30 @@ def compared(spec, draw, people, gain, noise):
     return ReleasedHistogram(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
 
 
-@pytest.mark.parametrize(
-    ("spec", "people", "noise"),
-    [(ALONE, 1000, 3.73), (ALONE, 5000, 26.7), (ALONE, 50_000, 16.3), (BESIDE_OTHERS, 5000, 26.7)],
-)
-def test_the_interval_covers(spec, people, noise):
+COVERED = [(1000, 3.73), (5000, 26.7), (50_000, 16.3)]
+
+
+@pytest.mark.parametrize(("people", "noise"), soak_but(COVERED[:2], COVERED))
+def test_the_interval_covers(people, noise):
+    """Where the sample decides how wide it is, and where noise does."""
     draw, gain = np.random.default_rng(31), 0.02
     seen = Intervals(400)
     for _ in range(seen.draws):
-        seen.note("difference", metrics_of(compared(spec, draw, people, gain, noise))["difference"], gain)
+        seen.note("difference", metrics_of(compared(ALONE, draw, people, gain, noise))["difference"], gain)
     seen.check(shown=1)
+
+
+def test_beside_other_tables_it_is_the_interval_of_a_comparison_alone():
+    """Its sums are as many times larger as a record's part of all other tables is."""
+    share = BESIDE_OTHERS.comparison_norm / ALONE.comparison_norm
+    assert share == pytest.approx(math.sqrt(len(BESIDE_OTHERS.shapes)))
+    for deviation, draw in ((3.0, np.random.default_rng(34)), (30.0, np.random.default_rng(35))):
+        beside = compared(BESIDE_OTHERS, draw, 5000, 0.02, deviation)
+        cells = np.zeros(ALONE.cells)
+        ALONE.comparison_cells(cells)[...] = BESIDE_OTHERS.comparison_cells(beside.values) / share
+        alone = metrics_of(ReleasedHistogram(ALONE, cells, deviation / share))["difference"]
+        found = metrics_of(beside)["difference"]
+        assert (found.value, found.low, found.high) == pytest.approx((alone.value, alone.low, alone.high))
 
 
 def test_equal_models_are_told_apart_as_often_as_said():

@@ -176,8 +176,10 @@ def two_groups(
     return [ReleasedHistogram(spec, values, deviation) for values in noisy]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["two classes", "numbers"])
 def test_metrics_of_groups_and_their_differences_are_covered(kind: str) -> None:
+    """In `test_groups` a group's metrics are those of its people alone, and ends of differences follow from theirs."""
     pair = (
         (two_classes(0.5, (-1.0, 1.0), (1.5, 1.5)), two_classes(0.3, (-2.0, 2.0), (1.5, 1.5)))
         if kind == "two classes"

@@ -24,30 +24,11 @@ def drawn():
     return [population.released(10_000, 1.0, draw) for _ in range(200)]
 
 
-def test_metrics_at_thresholds_cover_those_of_normal_scores(drawn):
-    hits, lifts = [], []
+def test_thresholds_of_a_release_are_those_at_its_bins(drawn):
     cuts, points = {7: 32, 9: 40, 10: 44}, thresholds_of(drawn[0])
     assert len(points) == 15 and points[7].threshold == pytest.approx(0.5)
-    first = scored_cells(drawn[0].view())
-    assert all(points[place] == threshold_at(first, cut) for place, cut in cuts.items())
-    for each in drawn:
-        cells = scored_cells(each.view())
-        for point in (threshold_at(cells, cut) for cut in cuts.values()):
-            odds = np.log(point.threshold / (1 - point.threshold))
-            false, true = norm.sf((odds - np.array(MEAN)) / SPREAD)
-            selected = POSITIVE * true + (1 - POSITIVE) * false
-            precision = POSITIVE * true / selected
-            for name, truth in {
-                "selected": selected,
-                "recall": true,
-                "false_positive_rate": false,
-                "precision": precision,
-            }.items():
-                estimate = getattr(point, name)
-                hits.append(estimate.low <= truth <= estimate.high)
-            lifts.append(point.lift.low <= precision / POSITIVE <= point.lift.high)
-    assert 0.93 <= np.mean(hits) <= 0.97
-    assert 0.915 <= np.mean(lifts) <= 0.985  # of 200 draws
+    cells = scored_cells(drawn[0].view())
+    assert all(points[place] == threshold_at(cells, cut) for place, cut in cuts.items())
 
 
 def test_the_calibration_curve_covers_the_share_of_positives(drawn):
@@ -63,22 +44,6 @@ def test_the_calibration_curve_covers_the_share_of_positives(drawn):
             hits.append(point.observed.low <= positive / (negative + positive) <= point.observed.high)
             assert point.low <= point.predicted <= point.high
     assert 0.93 <= np.mean(hits) <= 0.97
-
-
-def test_the_calibration_error_covers_that_of_all_people(drawn):
-    # The scores are too close together: the true log-odds are 4/3 of them, and shifted.
-    population = populations.two_classes(0.3, MEAN, (SPREAD, SPREAD))
-    predicted, gaps = population.scores[:, 1], population.scores[:, 1] - population.labels
-    hits = []
-    for each in drawn:
-        ends = [point.high for point in calibration_curve(each)[:-1]]
-        inside = np.searchsorted(ends, predicted)
-        people = np.bincount(inside, population.frequencies, len(ends) + 1)
-        sums = np.bincount(inside, population.frequencies * gaps, len(ends) + 1)
-        truth = np.sqrt(np.sum(sums**2 / people))
-        error = calibration_error_of(each)
-        hits.append(error.low <= truth <= error.high)
-    assert 0.93 <= np.mean(hits) <= 0.985  # of 200 draws
 
 
 def classes_of(confidence, right):

@@ -25,9 +25,9 @@ BASELINES = {"majority_accuracy"}
 DRAWS = 200
 
 
-def draws_of(population, people, epsilon):
+def draws_of(population, people, epsilon, draws=DRAWS):
     draw = np.random.default_rng([8, people, int(10 * epsilon)])
-    return [metrics_of(population.released(people, epsilon, draw)) for _ in range(DRAWS)]
+    return [metrics_of(population.released(people, epsilon, draw)) for _ in range(draws)]
 
 
 @pytest.mark.parametrize("name", ["even classes", "five classes", "numbers", "bounded scores"])
@@ -59,7 +59,7 @@ def test_bins_do_not_bias_the_auc(positive, mean, spread):
 
 def test_the_error_of_accuracy_is_half_of_what_one_table_of_20_bins_gives():
     # 5,000 people at epsilon .5: .0055 by noise, .0071 in all, of the cells of 20 bins in probability.
-    drawn = draws_of(populations.two_classes(0.24, (-3.2, 0.3), (2.0, 1.5)), 5000, 0.5)
+    drawn = draws_of(populations.two_classes(0.24, (-3.2, 0.3), (2.0, 1.5)), 5000, 0.5, 50)
     errors = {
         m: np.mean([each[m].standard_error for each in drawn]) for m in ("accuracy", "auc", "positive_f1")
     }
@@ -144,7 +144,7 @@ def test_expected_errors_are_near_those_of_a_real_population(name):
     population = POPULATIONS[name]
     metric = next(iter(population.truth)) if name != "numbers" else "mae"
     expected = expected_errors(population.spec, 5000, populations.NOISE[1.0] * population.spec.sensitivity)
-    real = np.std([each[metric].value for each in draws_of(population, 5000, 1.0)])
+    real = np.std([each[metric].value for each in draws_of(population, 5000, 1.0, 50)])  # to a tenth
     assert 0.6 < expected[metric] / real < 1.6
     nobody = expected_errors(population.spec, 50, populations.NOISE[0.2] * population.spec.sensitivity)
     assert set(nobody.values()) == {None}
