@@ -305,7 +305,7 @@ def test_a_private_number_of_records_is_not_asked_for() -> None:
     assert law is not None and law.distance is not None
     unknown = replace(law, gain=None, distance=None)  # the noise is the same, what it is worth is not known
     assert plan.params(Iteration) == replace(counted, selection_law=unknown)
-    _, trace, _ = run(method, plan)
+    _, trace, _ = run(method, replace(plan, steps=3))
     assert {row.divisor for row in trace.rows} == {1.0}
     assert {row.kind for row in trace.rows} == {"gradient", "argmin"}
 

@@ -29,6 +29,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from tests.support.bench import DELTA, RECORDS, SHAPE, OneLook, Watched, algorithm, made_up
 from tests.support.costs import costs_once
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 
 __all__ = ["costs_once"]
 
@@ -36,7 +37,9 @@ STEPS, RATE = 12, 0.5
 NAMES = [name for name, kind in CATALOGUE.items() if "update" in vars(kind)["__dataclass_fields__"]]
 LINEAR = "norm_bound_sgd"
 """Its bound holds for a linear model with one output alone."""
-every_name = pytest.mark.parametrize("name", NAMES)
+OF_THE_MODEL = ["dp_sgd", "adaclip", "quantile_clipping", "dpis", LINEAR]
+"""What is done to a model is seen by the barrier alone: one of each kind of query, and the one that needs a bound."""
+of_the_model = pytest.mark.parametrize("name", soak_but(OF_THE_MODEL, NAMES))
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,14 @@ def refused_for_no_linear_model(name: str, model: Model) -> bool:
     return True
 
 
-@every_name
+@of_the_model
 def test_several_views_change_the_gradient(name: str) -> None:
     model = model_for(name, augmentations=3)
     if not refused_for_no_linear_model(name, model):
         assert not torch.allclose(walk(method(name), model).released, plain(name).released)
 
 
-@every_name
+@of_the_model
 def test_what_is_frozen_is_released_as_it_was(name: str) -> None:
     frozen = "1.bias" if name == LINEAR else "1"
     model = model_for(name, freeze=[frozen])
@@ -156,7 +159,7 @@ def test_what_is_frozen_is_released_as_it_was(name: str) -> None:
         assert torch.equal(value, before[key]) == key.startswith(frozen)
 
 
-@every_name
+@of_the_model
 def test_a_start_from_a_file_is_where_the_first_step_begins(name: str, tmp_path: Path) -> None:
     own = model_for(name)
     at = torch.linspace(-1, 1, own.parameter_count)

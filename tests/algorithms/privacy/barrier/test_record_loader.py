@@ -14,7 +14,7 @@ from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import MadeUp
 
-RECORDS, WIDTH = 20_000, 64
+RECORDS, WIDTH = 5_000, 256
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
 SMALL = ComputeConfig(memory_mb=1)
 """A fifth of what the features take."""
