@@ -27,7 +27,12 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, public_key_of, verify, verify_card
 from tests.algorithms.privacy.conftest import KEY
+from tests.support.bounds_once import bounds_once
 from tests.support.synthetic_run import DELTA, record, sha256_of, with_entries, write_json, write_run
+
+__all__ = ["bounds_once"]
+
+pytestmark = pytest.mark.usefixtures("bounds_once")
 
 OWNER = public_key_of(KEY)
 FILES = ("model.safetensors", "plan.json", "trace.parquet", "evaluation.json")

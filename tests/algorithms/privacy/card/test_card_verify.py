@@ -27,10 +27,15 @@ from algorithms.privacy.card.build import row_fits
 from algorithms.privacy.documents import BlockSection, Commit
 from algorithms.privacy.ledger import Composition as Rule
 from tests.algorithms.privacy.conftest import KEY, card_of
+from tests.support.bounds_once import bounds_once
 from tests.support.card_edits import both_verdicts, sign
 from tests.support.changed import changed
 from tests.support.refusals import refused
 from tests.support.synthetic_run import Folders, read_json, record, with_entries, write_json, write_run
+
+__all__ = ["bounds_once"]
+
+pytestmark = pytest.mark.usefixtures("bounds_once")
 
 Document = dict[str, Any]
 OWNER = public_key_of(KEY)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import nullcontext
-from functools import lru_cache, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,20 @@ from algorithms.privacy.accounting.events import (
 from algorithms.privacy.card import load, public_key_of, recompute, verify, verify_card
 from algorithms.privacy.card.schema import CompositionSection, PrivacyCard
 from tests.algorithms.privacy.conftest import KEY
+from tests.support.bounds_once import bounds_once
 from tests.support.card_edits import both_verdicts, edited, sign
 from tests.support.changed import changed
 from tests.support.odd_cards import odd_card
 from tests.support.soak import soak_but
 from tests.support.synthetic_run import Folders
 
+__all__ = ["bounds_once"]
+
 GOLDEN = Path(__file__).parents[4] / "tests/golden"
 OWNER = public_key_of(KEY)
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 ADD, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
-EDITS, SOAK_EDITS = 40, 10_000
+EDITS, SOAK_EDITS = 20, 10_000
 ODD_CARDS, SOAK_ODD_CARDS = 60, 2_000
 GAP, GAP_TWICE = 0.01, 0.02
 """By so much the stated lower bound may lie below the price, and for what is put on a grid twice."""
@@ -357,36 +360,6 @@ def test_a_release_whose_chances_are_beyond_a_float_has_no_bound() -> None:
 def test_a_claim_that_needs_too_fine_a_grid_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_card, "MAX_POINTS", 2**9)
     assert lower_bounds([(_poisson(0.01, 1.0), 1000)], ADD, stated=2.1)["pld"] is None
-
-
-BOUNDS_OF, RDP_OF = verify_card.lower_bounds, verify_card.rdp
-
-
-@lru_cache(maxsize=1000)
-def _bounds_once(terms: str) -> Any:
-    return BOUNDS_OF(*json.loads(terms))
-
-
-@lru_cache(maxsize=1000)
-def _rdp_once(rows: str, orders: tuple[float, ...]) -> Any:
-    return RDP_OF(json.loads(rows), np.array(orders))
-
-
-@pytest.fixture
-def bounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computes each bound once: they take most of the time, and most edits leave the events as they are."""
-
-    def lower_bounds(rows: Any, adjacency: str, accounting: Any) -> Any:
-        terms = {name: accounting[name] for name in ("delta", "composition")}
-        return _bounds_once(
-            json.dumps([rows, adjacency, terms | {"epsilon": {"pld": accounting["epsilon"]["pld"]}}])
-        )
-
-    def rdp(rows: Any, alpha: Any) -> Any:
-        return sum((n * _rdp_once(json.dumps([(event, 1)]), tuple(alpha)) for event, n in rows), 0.0 * alpha)
-
-    monkeypatch.setattr(verify_card, "lower_bounds", lower_bounds)
-    monkeypatch.setattr(verify_card, "rdp", rdp)
 
 
 @pytest.mark.usefixtures("bounds_once")
