@@ -386,8 +386,23 @@ REPEATS = {
         "gru of sequences in a record",
     ),
     *("transformer, time first", "transformer, fixed", "scattering", "resnet"),
+    *("linear, no bias", "linear, sequence, no bias", "linear, two dimensions of places"),
+    *("conv1d", "conv1d, no bias", "conv1d, long", "conv2d, oblong", "conv2d, one place"),
+    *("conv2d, many places, groups", "conv1d, one place, large groups", "transposed 2d"),
+    *("transposed 2d, one place", "conv1d of images in a record", "group norm of images in a record"),
+    *("prelu of images in a record", "prelu", "layer norm, no bias", "layer norm, the whole record"),
+    *("rms norm", "group norm, sequence", "instance norm 1d", "batch norm 1d, fixed, sequence"),
+    *(
+        "lstm, 1 layers, 1 directions, biases, batch first",
+        "relu, 1 layers, 1 directions, biases, batch first",
+    ),
+    *("lstm, the last state", "lstm of sequences in a record", "attention without weights, batch first"),
+    *("attention without bias", "attention across, batch first, without weights", "bags of a large table"),
+    *("a sum of a large table", "embedding, sentences", "embedding, padding from the end"),
+    *("linear sequence, used again", "group norm, used again", "layer in the middle frozen", "bias frozen"),
+    "attention, projections frozen",
 }
-"""Of settings that others have two at a time: `make soak` takes them, too."""
+"""Of settings that others have two at a time, with no branch of their own: `make soak` takes them, too."""
 
 TYPICAL = [
     "linear",
