@@ -49,7 +49,14 @@ from data.targets import Classes, Labels, Number
 from tasks.card_questions import questions_about
 from tasks.config import data_mirror, database_url, home
 from tasks.prepare import reader_of
-from tasks.table_remarks import SHOWN_ABOVE, TrainingValues, fault_of_text, in_words, remarks_on
+from tasks.table_remarks import (
+    SHOWN_ABOVE,
+    TrainingValues,
+    fault_of_header,
+    fault_of_text,
+    in_words,
+    remarks_on,
+)
 
 _REFUSED_SOURCE = encoding.ColumnSource("refused")
 """How a refusal of the reader begins, where it would name file and column."""
@@ -237,6 +244,8 @@ def _in_words(counts: Mapping[str, int]) -> list[str]:
 
 def _of_the_rows(card: DataCard, file: Path) -> list[str]:
     """Remarks on the rows of the training file; where it cannot be read, on the line that is wrong."""
+    if isinstance(card.reader, Csv) and (fault := fault_of_header(file, card.reader)) is not None:
+        return [fault]
     try:
         return remarks_on(card, file)
     except DataRefusedError:

@@ -5,7 +5,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 from zipfile import is_zipfile
@@ -33,10 +35,20 @@ _MAX_VALUES = 200
 _MIN_ROWS, _NEARLY_ALWAYS = 20, 0.99
 _YES_WORDS, _NO_WORDS = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
 """How files write yes and no."""
+_MISSING = (
+    r"(?i)^(#?n/?a|<na>|null|none|nil|nan|unknown|missing|not available|\?+|-+|\.+)$",
+    "values are written as missing ones often are, as NA or ?; list the spelling as `missing` under `reader` in the"
+    " card",
+)
+"""How missing values are often written that are refused as numbers, and what to do."""
 _FAULTS_OF_NUMBERS = (
     (
         r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$",
         "numbers have commas between thousands, as in 1,200; write them without",
+    ),
+    (
+        r"^[+-]?\d{1,3}(['’ \x{a0}\x{202f}]\d{3})+([.,]\d+)?$",
+        "numbers have marks between thousands, as in 1'200 or 1 200; write them without",
     ),
     (
         r"^[+-]?\d+(\.\d{3})*,\d+$",
@@ -46,8 +58,14 @@ _FAULTS_OF_NUMBERS = (
         r"^(\p{Sc}\s*[+-]?\d.*|[+-]?\d+([.,]\d+)?\s*(%|\p{Sc}|\p{L}{1,10}))$",
         "numbers have a unit, as in 5 kg or 5%; write them without",
     ),
+    (
+        r"^[<>≤≥~]=?\s*[+-]?\d+([.,]\d+)?$",
+        "numbers stand behind a sign, as in <0.5; write a number for each",
+    ),
 )
 """How numbers are written that are refused, and what to do; a text counts for the first that it matches."""
+_HEADER_LINES = 100
+"""How far down a file the names of its columns are looked for."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -91,6 +109,7 @@ class TrainingValues:
         self.names: tuple[str, ...] = ()
         self._card, self._rows = card, 0
         self._columns: dict[str, _Column] = {}
+        self._missing = pa.array(reader.missing if isinstance(reader, Table) else (), pa.string())
         self._label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
         if isinstance(reader, Table):
             self._wanted = [
@@ -111,13 +130,14 @@ class TrainingValues:
         for name, values in texts.items():
             if values is not None:
                 labels = None if name == self._label else texts.get(self._label)
-                _count(self._columns.setdefault(name, _Column()), values, labels)
+                _count(self._columns.setdefault(name, _Column()), values, labels, self._missing)
 
     def remarks(self) -> list[str]:
         """Remarks on all values so far."""
         return [
             *_single_categories(self._card),
             *_spelling_remarks(self._card, self._columns, self._label),
+            *_label_remarks(self._card, self._columns.get(self._label), self._label),
             *_copies(self._columns, self._label, self._rows),
             *_faults_of_numbers(self._card, self._columns),
         ]
@@ -132,9 +152,12 @@ def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:
     return pc.fill_null(texts, "")
 
 
-def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | None) -> None:
+def _count(
+    column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | None, missing: pa.Array
+) -> None:
     rest = values.slice(0, 0) if _are_numbers(values) else values
-    for pattern, fault in _FAULTS_OF_NUMBERS:
+    rest = rest.filter(pc.invert(pc.is_in(rest, value_set=missing)))
+    for pattern, fault in (_MISSING, *_FAULTS_OF_NUMBERS):
         matches = pc.match_substring_regex(rest, pattern)
         column.faults[fault] += pc.sum(matches).as_py() or 0
         rest = rest.filter(pc.invert(matches))
@@ -204,15 +227,30 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
     for column in reader.columns if isinstance(reader, Table) else ():
         kinds = columns[column.name].values if column.name in columns else None
         if isinstance(column, Categorical) and kinds is not None:
-            for value in _unknown(kinds, column.categories):
-                meant = _respelled_name(value, {name: (name,) for name in column.categories})
+            unknown = _unknown(kinds, column.categories)
+            spellings_of = {name: (name,) for name in column.categories}
+            there = {_plain(value) for value in kinds.keys() - set(unknown)}
+            for value in unknown:
+                meant = _respelled_name(value, spellings_of)
                 if meant is not None:
-                    absent = "" if meant in kinds else f", and no record has {meant!r}"
+                    absent = "" if _plain(meant) in there else f", and no record has {meant!r}"
                     becomes = "counts as other" if column.unknown == "other" else "becomes zeros"
                     yield (
                         f"column {column.name}: the file writes {value!r}, which {becomes}{absent}; write the category"
                         f" {meant!r} of the card as the file does"
                     )
+
+
+def _label_remarks(card: DataCard, column: _Column | None, label: str) -> Iterator[str]:
+    """Missing labels, and a number that is the same in all records."""
+    values = Counter[str]() if column is None or column.values is None else column.values
+    if isinstance(card.label_type, Classes) and isinstance(card.reader, Table):
+        spellings = card.reader.label_columns[0].spellings
+        read = {text for name in card.label_type.classes for text in spellings.get(name, (name,))}
+        if any(values[text] for text in {"", *card.reader.missing} - read):
+            yield f"column {label}: labels are missing; leave out the rows that lack what is predicted"
+    if isinstance(card.label_type, Number) and len(values) == 1:
+        yield f"column {label}: all records have the same number, so there is nothing to learn"
 
 
 def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
@@ -241,7 +279,9 @@ def _respelled_name(value: str, spellings_of: Mapping[str, tuple[str, ...]]) -> 
 
 
 def _plain(text: str) -> str:
-    """A text without case, spaces, points, underscores, and hyphens between letters."""
+    """A text without case, spaces, points, underscores, and hyphens between letters; a number in its usual spelling."""
+    with suppress(ValueError):
+        return repr(float(text.replace(",", ".")))
     return re.sub(r"[\s_.]+|(?<=\w)-(?=\w)", "", text.casefold())
 
 
@@ -266,11 +306,14 @@ def _copies(columns: Mapping[str, _Column], label: str, rows: int) -> Iterator[s
 
 
 def _faults_of_numbers(card: DataCard, columns: Mapping[str, _Column]) -> Iterator[str]:
-    """The fault that most values of each column of numbers have, but for those that are read."""
+    """The fault that most values of each column of numbers have, but for those that are read, and missing ones."""
     numbers = (Numeric, Binned, Label) if isinstance(card.label_type, Number) else (Numeric, Binned)
     for column in card.reader.columns if isinstance(card.reader, Table) else ():
         if isinstance(column, numbers) and column.name in columns:
-            faults = columns[column.name].faults
+            faults = Counter(columns[column.name].faults)
+            _, says_missing = _MISSING
+            if faults.pop(says_missing, 0):
+                yield f"column {column.name}: {says_missing}"
             if faults.total():
                 yield f"column {column.name}: {max(faults, key=faults.__getitem__)}"
 
@@ -302,7 +345,9 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
             if count != wanted:
                 others = [mark for mark in SEPARATORS if _fields(text, declared, mark) == wanted]
                 why = "put texts that contain it in quotes"
-                if others:
+                if text.rstrip().endswith(declared.separator) and count == wanted + 1:
+                    why = "take the separator at its end away, or add one to the first line, too"
+                elif others:
                     why = f"it has {wanted} by {others[0]!r}, which `separator` under `reader` in the card may name"
                 elif declared.separator == "," and re.search(r"(^|,)[+-]?\d+,\d+(,|$)", text):
                     why = (
@@ -313,6 +358,28 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
                     f"line {number} of {path} has {count} fields, separated by {declared.separator!r}, instead of"
                     f" {wanted}; {why}"
                 )
+    return None
+
+
+def fault_of_header(path: Path, declared: Csv) -> str | None:
+    """The line that names the declared columns, if it is not the first of a CSV file, as below a title."""
+    if not declared.header or declared.member is not None or path.suffix == ".gz" or is_zipfile(path):
+        return None
+    wanted = set(declared.in_the_file)
+    with path.open("rb") as file:
+        for number, line in enumerate(islice(file, _HEADER_LINES)):
+            text = line.decode(declared.encoding, "replace").removeprefix("\ufeff").strip()
+            with suppress(csv.Error):
+                fields = next(csv.reader([text], delimiter=declared.separator), ())
+                if wanted <= {field.strip() for field in fields}:
+                    return (
+                        None
+                        if number == declared.skip_lines.train
+                        else (
+                            f"line {number + 1} of {path} names the columns, and the lines above it are no records; set"
+                            f" `skip_lines: {{train: {number}}}` under `reader` in the card"
+                        )
+                    )
     return None
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +28,7 @@ from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 _WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
+_WORDS = re.compile(r"[^\W_]+")
 _WITH_POINT = re.compile(rb"([+-]?\d+)\.0+")
 """A whole number as a column of real numbers spells it, which it is where some row misses its value."""
 _SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
@@ -340,8 +341,8 @@ def classes(
     indices = positions(values, tuple(text for text, _ in written), where)
     if (indices == len(written)).any():
         raise DataRefusedError(
-            "{where}: a label is missing or none of the declared classes; correct the file or the card, which lists"
-            " other ways to write a class as `spellings` of the column.",
+            "{where}: a label is missing or none of the declared classes; leave out rows without a label, and correct"
+            " the file or the card, which lists other ways to write a class as `spellings` of the column.",
             code="bad_value",
             where=where,
             column=where.column,
@@ -496,14 +497,22 @@ def check_columns(table: pa.Table, names: Iterable[str], where: object) -> None:
     counts = Counter(table.column_names)  # once: Arrow makes the list anew each time
     for name in names:
         if counts[name] != 1:
-            raise not_one_column(name, where)
+            raise not_one_column(name, table.column_names, where)
 
 
-def not_one_column(name: str, where: object) -> DataRefusedError:
-    """The error for a table that lacks a column, or has two of its name."""
+def not_one_column(name: str, names: Sequence[str], where: object) -> DataRefusedError:
+    """The error for a table that lacks a column, or has several of its name. names: those of its columns."""
+    near = [other for other in names if _WORDS.findall(other.casefold()) == _WORDS.findall(name.casefold())]
+    if names.count(name) > 1:
+        problem = "has several columns {column!r}; name each of them otherwise, or leave one"
+    elif near:
+        problem = "has no column {column!r}, but {near!r}; write the name alike in the file and its card"
+    else:
+        problem = "has no column {column!r}; correct the file or its card"
     return DataRefusedError(
-        "{path} must have one column {column!r}; correct the file or its card.",
+        f"{{path}} {problem}.",
         code="missing_column",
         path=str(where),
         column=name,
+        near=near[0] if near else None,
     )

@@ -80,6 +80,8 @@ _WORDS = {
 }
 SEPARATORS = (",", ";", "\t", "|")
 """Characters that usually separate the fields of a line."""
+NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
+"""Suffixes of files that would be read as CSV without any record."""
 _MISSING_NAMES = frozenset((b"", b"nan", b"NaN"))
 """Names that name nobody: empty, or the spelling of a missing number."""
 _DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
@@ -340,10 +342,10 @@ def tables(
 
 def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
     """The rows of a file of unlabelled records: Parquet by its suffix, otherwise text as declared, or with a header
-    line.
+    line, which may show another separator.
 
     The label's column may be missing, and so may the lines that training skips before the header. Raises
-    DataRefusedError as the readers do.
+    DataRefusedError as the readers do, and for a file that is known by its suffix to be no such table.
     """
     if path.is_dir():
         yield from (pa.Table.from_batches([batch]) for batch in _arrow(path))
@@ -353,11 +355,27 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
             path, Parquet(kind="parquet", columns=declared.columns, missing=declared.missing)
         )
         return
+    if path.suffix.lower() in NO_TABLES:
+        raise DataRefusedError(
+            "{path} is no CSV or Parquet file; save the table as one of them.",
+            code="unreadable_file",
+            path=path,
+        )
     text = (
         declared
         if isinstance(declared, Csv)
         else Csv(kind="csv", columns=declared.columns, missing=declared.missing)
     )
+    try:
+        yield from _unlabelled(path, text)
+    except DataRefusedError as refusal:
+        if refusal.fields.get("key") != "reader.separator":
+            raise
+        yield from _unlabelled(path, text.model_copy(update={"separator": refusal.fields["separator"]}))
+
+
+def _unlabelled(path: Path, text: Csv) -> _Tables:
+    """The rows of a text, with or without a label, and with or without the lines that training skips."""
     member = text.member if zipfile.is_zipfile(path) else None
     plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})
     skipped = text.skip_lines.train if plain.header else 0
@@ -366,7 +384,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
     except DataRefusedError:
         if plain.header and not skipped:
             raise
-        unlabelled = tuple(column for column in declared.columns if not isinstance(column, Label))
+        unlabelled = tuple(column for column in text.columns if not isinstance(column, Label))
         plain = plain.model_copy(update={"columns": unlabelled})
         yield from _with_points(_table_of_text(path, plain, skip_lines=skipped), path, plain)
 
@@ -564,10 +582,11 @@ def _what_is_wrong(path: Path, declared: Csv) -> DataRefusedError:
 def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]) -> str | None:
     """The character that separates more of the wanted columns in a header than the declared one; None if none does."""
     parts_of = {
-        mark: {part.strip().strip('"') for part in separator.join(names).split(mark)} for mark in SEPARATORS
+        mark: {part.strip().strip('"') for part in separator.join(names).split(mark)}
+        for mark in (*SEPARATORS, " ")
     }
     matches = {mark: len(parts & set(wanted)) for mark, parts in parts_of.items()}
-    best = max(SEPARATORS, key=matches.__getitem__)
+    best = max(parts_of, key=matches.__getitem__)
     return best if matches[best] > len({name.strip() for name in names} & set(wanted)) else None
 
 
@@ -654,7 +673,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, label_type: LabelTyp
         raise _separator_error(separator, declared.separator, path)
     for name in wanted:
         if names.count(name) > 1:
-            raise encoding.not_one_column(name, path)
+            raise encoding.not_one_column(name, names, path)
     index_of = {name: names.index(name) for name in wanted if name in names}
 
     def row(line: bytes | None) -> _Row:

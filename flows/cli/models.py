@@ -106,7 +106,9 @@ def _predict(
             typer.echo(f"{count:,} records\r", nl=False, err=True)
     if not count:
         raise DataRefusedError(
-            "{path} holds no records, so nothing was written.", code="no_records", path=file
+            "{path} holds no records, so nothing was written; a table has them below a line of its columns' names.",
+            code="no_records",
+            path=file,
         )
     if to is not None:
         say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")

@@ -27,6 +27,7 @@ _KINDS = {
     "categorical": "categorical",
     "ordered": "ordered (categories from low to high)",
     "day": "day",
+    "text": "text (of very many different values)",
     "ignored": "ignored",
 }
 """What a column may be, each with the words of the question."""
@@ -146,7 +147,7 @@ def _column(talk: Interview, name: str) -> "Document":
         return project.day_column(
             name, talk.ask("  its first and last possible day, as 2020-01-01,2024-12-31", parse_days)
         )
-    return {"name": name, "kind": "ignored"}
+    return project.text_column(name) if kind == "text" else {"name": name, "kind": "ignored"}
 
 
 def _one_of(text: str, names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from data.documents import Document
 from data.files import checksum_for, hide, owner_key, read_json
 from data.formats import USUAL_MISSING
 from data.readers.records import files_in
-from data.readers.rows import SEPARATORS
+from data.readers.rows import NO_TABLES, SEPARATORS
 from data.targets import Labels
 from tasks.card_questions import are_people
 from tasks.config import home
@@ -141,8 +141,6 @@ class Declared:
         return max(5, math.ceil(math.log10(self.at_most)) + 1)
 
 
-_NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
-"""Suffixes of files that would be read as CSV without any record."""
 _READ_DAYS = ("default", "%Y-%m-%d")
 """How the format of a schema's days begins if they are read."""
 
@@ -343,6 +341,10 @@ def _enum(name: str, limits: Document, path: Path) -> list[str]:
             path=path,
             field=name,
         )
+    if not any(isinstance(value, str | bool) for value in values) and all(
+        float(v).is_integer() for v in values
+    ):
+        values = [int(value) for value in values]  # 1.0 and 1 are read as 1
     spelled = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
     odd = [text for text in spelled if text != text.strip() or len(text.splitlines()) != 1]
     if odd:
@@ -465,6 +467,11 @@ def day_column(name: str, bounds: Sequence[str]) -> Document:
     return {"name": name, "kind": "timestamp", "bounds": list(bounds)}
 
 
+def text_column(name: str, cells: int = 64) -> Document:
+    """A column of texts of very many values, of which a public hash makes one of so many cells."""
+    return {"name": name, "kind": "hashed", "cells": cells}
+
+
 def _column(field: Document, path: Path, label: Sequence[str], person: str | None) -> Document:
     name, limits = field["name"], field.get("constraints", {})
     if name in label:
@@ -490,8 +497,11 @@ def _column(field: Document, path: Path, label: Sequence[str], person: str | Non
     bounds = _bounds(name, limits, path)
     if bounds is not None:
         return number_column(name, bounds, is_required=bool(limits.get("required")))
+    if isinstance(cells := field.get("hashed"), int) and not isinstance(cells, bool):
+        return text_column(name, cells)
     raise ParamsRefusedError(
-        "{path}: nothing bounds the field {field!r}; give it minimum and maximum, or enum, or ignore: true.",
+        "{path}: nothing bounds the field {field!r}; give it minimum and maximum, or enum, or for texts of very many"
+        ' values "hashed": 64, or "ignore": true.',
         code="bad_schema",
         path=path,
         field=name,
@@ -526,7 +536,7 @@ def check(folder: Path, files: Sequence[Path], *, is_table: bool) -> None:
             code="unreadable_file",
             path=files[0],
         )
-    if files and is_table and files[0].suffix.lower() in _NO_TABLES:
+    if files and is_table and files[0].suffix.lower() in NO_TABLES:
         raise ParamsRefusedError(
             "{path} is no CSV or Parquet file; save the table as one of them, and name that by --file.",
             code="unreadable_file",

@@ -246,6 +246,19 @@ def test_the_archive_of_training_is_predicted_on_as_its_text_is(
         assert found.features.tolist() == [[0.25, 0, 1, 0]]
 
 
+def test_records_to_predict_on_are_read_by_the_separator_of_their_header(
+    table: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    preparation = Preparation.from_card(card_of(table), "none", None)
+    for separator in ";\t|":
+        (tmp_path / "new.csv").write_text("town,age\nOslo,25\n".replace(",", separator))
+        (found,) = records_in(tmp_path / "new.csv", preparation, (4,))
+        assert found.features.tolist() == [[0.25, 0, 1, 0]]
+    (tmp_path / "new.jsonl").write_text('{"town": "Oslo", "age": 25}\n')
+    with refused_as("unreadable_file", DataRefusedError):
+        list(records_in(tmp_path / "new.jsonl", preparation, (4,)))
+
+
 def test_a_comma_in_quotes_as_pandas_writes_it_is_read(encode: Encode, table: Document) -> None:
     table["reader"]["columns"][1]["categories"] = ["Rome, Italy"]
     frame = pd.DataFrame({"age": [10], "town": ["Rome, Italy"], "answer": ["yes"]})

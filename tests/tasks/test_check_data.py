@@ -220,7 +220,7 @@ def test_rows_that_a_person_leaves_out_are_counted(tmp_path: Path) -> None:
 def test_a_column_that_occurs_twice_is_refused(check: Check, twice: str, as_text: bool) -> None:
     table = pa.table([[1], ["no"], [1]], names=["x", "y", twice])
     found = check(f"x,y,{twice}\n1,no,1\n" if as_text else table, NUMBER, label("y"))
-    assert f"must have one column '{twice}'" in str(found.refused or "")
+    assert f"has several columns '{twice}'" in str(found.refused or "")
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -356,6 +356,34 @@ REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[st
         """`spellings: {"0": ["false"], "1": ["true"]}`""",
         True,
     ),
+    "true and false in more spellings": (
+        [category("x", "true", "false")],
+        CLASSES,
+        {"x": ["True", "FALSE", "1", "true"] * 10, "y": ["no", "yes"] * 20},
+        "column x: the file writes '1', which counts as other; write the category 'true'",
+        False,
+    ),
+    "a number in another spelling": (
+        [category("x", "0.5", "1")],
+        CLASSES,
+        {"x": ["0.5", "1.0"] * 20, "y": ["no", "yes"] * 20},
+        "column x: the file writes '1.0', which counts as other, and no record has '1'",
+        False,
+    ),
+    "missing labels": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["1"] * 40, "y": ["no", "yes", "", "no"] * 10},
+        "column y: labels are missing; leave out the rows that lack what is predicted",
+        True,
+    ),
+    "one number for all": (
+        [NUMBER],
+        {"target": {"bounds": [0, 10]}},
+        {"x": ["1", "2"] * 20, "y": ["5"] * 40},
+        "column y: all records have the same number, so there is nothing to learn",
+        False,
+    ),
     "one class": (
         [NUMBER],
         CLASSES,
@@ -429,6 +457,12 @@ def test_what_looks_wrong_is_told_to_the_owner_in_words(
     assert (quiet.counts is not None) == public and bool(quiet.refused) == is_refused
 
 
+def test_other_numbers_are_no_spellings_of_a_category(check: Check) -> None:
+    table = {"x": ["15", "1.5"] * 20, "y": ["no", "yes", "yes", "no"] * 10}
+    remarks = check(table, category("x", "15", "20"), label("y")).remarks
+    assert not [remark for remark in remarks if "the file writes" in remark]
+
+
 def test_one_value_between_the_bounds_is_enough(check: Check) -> None:
     for inside in ("100", "0", ""):  # a bound itself; and a missing value is not outside
         table = {"x": ["101"] * 39 + [inside], "y": ["no", "yes"] * 20}
@@ -449,11 +483,14 @@ def test_a_checksum_without_a_key_of_a_private_file_is_named(check: Check) -> No
 
 def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -> None:
     table = {
-        "x": [*map(str, range(40))],
+        "x": ["-", *map(str, range(39))],
         "sex": ["male", "female", "male", "male"] * 10,
         "y": ["no", "yes"] * 20,
     }
-    assert check(table, NUMBER, SEX, label("y"), public=True).remarks == ()
+    x, reader = NUMBER | {"missing": 50.0}, {"missing": ["", "-"], "cells": {"grids": [4]}}
+    remarks = check(table, x, SEX, label("y"), public=True, encoding=reader).remarks
+    said = "column x: missing: more than a hundredth of the records"
+    assert remarks == (f"train, {said}", f"test, {said}")
 
 
 @pytest.mark.parametrize(
@@ -487,6 +524,26 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
         (b'x,y,note\n1,no,"first\nsecond"\n', "line 2 of {} ends within quotes, and a record has to be"),
         (b"x,y\n71 kg,no\n", "column x: numbers have a unit, as in 5 kg or 5%; write them without"),
         (b"x,y\n5.5%,no\n", "column x: numbers have a unit, as in 5 kg or 5%; write them without"),
+        (
+            b"x,y\nN/A,no\n1,no\n",
+            "column x: values are written as missing ones often are, as NA or ?; list the",
+        ),
+        (b"x,y\n1'200,no\n", "column x: numbers have marks between thousands, as in 1'200 or 1 200; write"),
+        ("x,y\n1\u00a0200,no\n".encode(), "column x: numbers have marks between thousands, as in 1'200"),
+        (b"x,y\n<5,no\n", "column x: numbers stand behind a sign, as in <0.5; write a number for each"),
+        (
+            b"Report,2024\n\nx,y\n1,no\n",
+            "line 3 of {} names the columns, and the lines above it are no records; set `skip_lines: {{train: 2}}`",
+        ),
+        (
+            b"x,y\n1,no,\n",
+            "line 2 of {} has 3 fields, separated by ',', instead of 2; take the separator at its",
+        ),
+        (
+            b"x y\n1 no\n",
+            "separated by ' ', and its card declares ','; set `separator: \" \"` under `reader`",
+        ),
+        (b"X,y\n1,no\n", "{} has no column 'x', but 'X'; write the name alike in the file and its card"),
         ("x,y\n€ 20,no\n".encode(), "column x: numbers have a unit, as in 5 kg or 5%; write them without"),
     ],
 )

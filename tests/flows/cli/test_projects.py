@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from data.card import data_card
 from data.cells import CellSettings
-from data.formats import Categorical, Csv, Numeric, Texts, Timestamp
+from data.formats import Categorical, Csv, Hashed, Numeric, Texts, Timestamp
 from data.targets import Count, Labels, NextToken, Number, Quantile, Tags, Target
 from flows.cli.main import app
 from tasks.config import new_project
@@ -258,7 +258,7 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     assert made.output.count("age has been entered") == made.output.count("returned has been entered") == 1
     assert made.output.count("A model needs a column that is not ignored") == 2
     assert "classes is none of these; enter one of class, number, count." in made.output
-    kinds = "numeric, categorical, ordered, day, ignored"
+    kinds = "numeric, categorical, ordered, day, text, ignored"
     assert f"numbers is none of these; enter one of {kinds}." in made.output
     assert made.output.count("bounds are LOW,HIGH") == 3 and made.output.count("Enter at least 2") == 2
 
@@ -372,22 +372,24 @@ def test_a_number_is_predicted_from_days_and_ordered_categories_as_a_schema_decl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("t.csv").write_text("seen,pain,age,cost\n")
+    Path("t.csv").write_text("seen,pain,job,age,cost\n")
     days = ["day", "2020-01-31", "2020-02-30,2021-01-01", "1800-01-01,2020-01-01", "31.1.2020,1.2.2020"]
     days += ["2021-12-31,2019-01-01", "2019-01-01, 2021-12-31"]
-    typed = ["cost", "number", "500,0", "0,500", *days, "ordered", "none,mild,bad", "", "18,100"]
+    typed = ["cost", "number", "500,0", "0,500", *days, "ordered", "none,mild,bad", "text", "", "18,100"]
     asked = answered(monkeypatch, ["--file", "t.csv", "--at-most", "900"], *typed, "")
     assert asked.exit_code == 0, asked.output
     assert asked.output.count("as 2020-01-01,2024-12-31, not '") == 5
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert card.target == Number(bounds=(0.0, 500.0)) and isinstance(card.reader, Csv)
-    seen, pain, age, cost = card.reader.columns
+    seen, pain, job, age, cost = card.reader.columns
+    assert isinstance(job, Hashed) and job.cells == 64
     assert isinstance(seen, Timestamp) and seen.bounds == ("2019-01-01", "2021-12-31")
     assert isinstance(pain, Categorical) and pain.ordered and pain.categories == ("none", "mild", "bad")
     assert isinstance(age, Numeric) and (age.bounds, age.missing, cost.kind) == ((18, 100), 59.0, "label")
     fields = [
         {"name": "seen", "type": "date", "constraints": {"minimum": "2019-01-01", "maximum": "2021-12-31"}},
         {"name": "pain", "categoriesOrdered": True, "constraints": {"enum": ["none", "mild", "bad"]}},
+        {"name": "job", "type": "string", "hashed": 64},
         {"name": "age", "constraints": {"minimum": 18, "maximum": 100}},
         {"name": "cost", "constraints": {"minimum": 0, "maximum": 500}},
     ]
@@ -790,6 +792,8 @@ def test_true_and_false_are_spelled_as_a_table_spells_them_and_dates_can_be_igno
     fields = [
         {"name": "day", "constraints": {"minimum": "2020-01-01", "maximum": "2021-01-01"}, "ignore": True},
         {"name": "smokes", "constraints": {"enum": [True, False]}},
+        {"name": "rooms", "type": "number", "constraints": {"enum": [1.0, 2, 3.0]}},
+        {"name": "dose", "type": "number", "constraints": {"enum": [0.5, 1, 2.5]}},
         {"name": "ill", "constraints": {"enum": [False, True]}},
     ]
     (tmp_path / schema).write_text(json.dumps({"fields": fields}))
@@ -797,8 +801,9 @@ def test_true_and_false_are_spelled_as_a_table_spells_them_and_dates_can_be_igno
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert isinstance(card.reader, Csv) and card.classes == ("false", "true")
-    day, smokes, _ = card.reader.columns
-    assert isinstance(smokes, Categorical) and smokes.categories == ("true", "false")
+    day, *others, _ = card.reader.columns
+    spelled = [column.categories for column in others if isinstance(column, Categorical)]
+    assert spelled == [("true", "false"), ("1", "2", "3"), ("0.5", "1", "2.5")]
     assert day.kind == "ignored"
 
 
