@@ -9,6 +9,7 @@ process, which may train without this package, see PyTorch as it is.
 | `in_full_precision` | `fp32_precision` of products | a norm and its contribution must round alike |
 | `without_shortcuts` | attention's fast path, checks of distributions | they look at all records of a pass at once |
 | | `torch.cdist` of two matrices | it computes in another way for more than 25 rows |
+| | the order of factors in `torch.einsum` | opt_einsum chooses it by the number of records, too |
 | `without_autocast` | `torch.autocast.__enter__` | rounding to 16 bits would hide whether records mix |
 | `reporting_applied` | `torch.autograd.Function.apply` | it bypasses `__torch_function__`, by which uses are recorded |
 | `with_visible_calls` | a copy of one function, nothing else | it hands itself over to a mode as a whole |
@@ -134,6 +135,7 @@ def without_shortcuts() -> ProcessSetting:
     for a record of padding alone, and gives other numbers than the passes that a model is trained by. Distributions
     stop at a value of one record, which is to count as zero, and show it. Distances between the rows of two matrices,
     one of which may be the records, follow from products of these however few there are, as for many in PyTorch.
+    Products of several factors are formed in an order that follows from the equation alone.
     """
     return _WITHOUT_SHORTCUTS
 
@@ -142,10 +144,10 @@ def _disable_shortcuts() -> Callable[[], object]:
     packs, checks = torch.backends.mha.get_fastpath_enabled(), Distribution._validate_args
     torch.backends.mha.set_fastpath_enabled(False)
     Distribution.set_default_validate_args(False)
-    _FUNCTIONS.cdist = _distances
+    _FUNCTIONS.cdist, _FUNCTIONS.einsum = _distances, _contract
 
     def restore() -> None:
-        del _FUNCTIONS.cdist
+        del _FUNCTIONS.cdist, _FUNCTIONS.einsum
         torch.backends.mha.set_fastpath_enabled(packs)
         Distribution.set_default_validate_args(checks)
 
@@ -160,8 +162,25 @@ def _distances(first: Tensor, second: Tensor, p: float, mode: int | None) -> Ten
     return distances
 
 
+def _contract(equation: str, factors: Sequence[Tensor], path: Sequence[int] | None = None) -> Tensor:
+    """What `torch.einsum` calls; path: which two of several factors come first, if opt_einsum has chosen them."""
+    order = None if path is None else _order(equation, tuple(factor.dim() for factor in factors))
+    product: Tensor = _EINSUM(equation, factors, path=order)
+    return product
+
+
+@functools.cache
+def _order(equation: str, dimensions: tuple[int, ...]) -> list[int]:
+    """The order of least work if all indices are equally long: that of the records is not known here."""
+    shapes = [(_LENGTH,) * n for n in dimensions]
+    pairs: Any = torch.backends.opt_einsum.get_opt_einsum().contract_path(equation, *shapes, shapes=True)[0]
+    return [place for pair in pairs for place in pair]
+
+
+_LENGTH = 8
 _FUNCTIONS: Any = torch._VF  # functions of C++, each an attribute once it is set
 _CDIST: Callable[..., Any] = _FUNCTIONS.cdist
+_EINSUM: Callable[..., Any] = _FUNCTIONS.einsum
 _WITHOUT_SHORTCUTS = ProcessSetting(_disable_shortcuts)
 
 _IGNORING = threading.local()

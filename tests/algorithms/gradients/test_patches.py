@@ -98,6 +98,23 @@ def test_distances_of_rows_take_many_records_a_pass(centres: int, *, is_first: b
     check(made, engine)
 
 
+def test_products_of_several_factors_take_many_records_a_pass() -> None:
+    """Which factors are multiplied first would else follow from the number of records, too."""
+
+    def forward(self: Wired, x: Tensor) -> Tensor:
+        return torch.einsum("bi,bj,ip,jq,pqo->bo", x, x, self.left, self.right, self.core)
+
+    draw = torch.Generator().manual_seed(3)
+    shapes = {"left": (4, 8), "right": (4, 8), "core": (8, 8, 2)}
+    starts = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    made = problem(
+        Spec(lambda: Wired(forward, **{name: nn.Parameter(starts[name].clone()) for name in starts}), (4,))
+    )
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    assert engine.is_batched and engine.physical_batch == SMALL
+    check(made, engine)
+
+
 def test_distances_are_outside_of_passes_as_they_were() -> None:
     rows = torch.full((2, 3), 1e3), torch.full((2, 3), 1e3) + 1e-3  # which products of rows cannot tell apart
     before = torch.cdist(*rows)
