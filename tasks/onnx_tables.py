@@ -79,10 +79,10 @@ def _features(graph: Graph, reader: Table, dates: Mapping[str, Moments]) -> str:
             parts.append(share if column.scale == "linear" else graph.logarithmic(share, high - low))
         elif isinstance(column, Binned):
             bins = graph.add("Squeeze", graph.bins(column.name, column.edges), graph.constant([1], np.int64))
-            here = graph.add("Cast", graph.add("Round", bins), to=TensorProto.INT64)
+            bin_indices = graph.add("Cast", graph.add("Round", bins), to=TensorProto.INT64)
             absent = graph.constant(column.width, np.int64)
-            here = graph.add("Where", graph.add("IsNaN", column.name), absent, here)
-            parts.append(graph.one_hot(here, column.width))
+            bin_indices = graph.add("Where", graph.add("IsNaN", column.name), absent, bin_indices)
+            parts.append(graph.one_hot(bin_indices, column.width))
         elif isinstance(column, Categorical):
             parts.append(graph.one_hot(graph.indices(column.name, column.categories), column.width))
         elif isinstance(column, Hashed):
@@ -210,10 +210,10 @@ def prepend(model: Any, reader: Table) -> Any:
     ]
     for node in model.graph.node:
         node.input[:] = [records if name == "records" else name for name in node.input]
-    own = [*model.graph.node]
+    model_nodes = [*model.graph.node]
     # A row with something that the card refuses has the scores NaN, since a graph cannot raise an error.
     if refused:
-        for node in own:
+        for node in model_nodes:
             node.output[:] = ["scores of the rows" if name == "scores" else name for name in node.output]
         before, graph.nodes = graph.nodes, []
         every = graph.concatenate([graph.column(name) for name in refused])
@@ -222,9 +222,9 @@ def prepend(model: Any, reader: Table) -> Any:
         is_refused = graph.add("Greater", largest, graph.constant(0.5, np.float32))
         nan = graph.constant(np.nan, np.float32)
         where = helper.make_node("Where", [is_refused, nan, "scores of the rows"], ["scores"], name="refused")
-        nodes = [*before, *own, *graph.nodes, where]
+        nodes = [*before, *model_nodes, *graph.nodes, where]
     else:
-        nodes = [*graph.nodes, *own]
+        nodes = [*graph.nodes, *model_nodes]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     model.graph.initializer.extend(graph.initializers)

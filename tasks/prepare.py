@@ -157,9 +157,9 @@ def encoder_of_model(
     expected = carried.pop("sha256")
     chosen = params.EncoderParams.model_validate(carried)
     check_allowed(chosen.name, allow_code, "the model's file")
-    here = named_encoder(find_checkout() or Path())
-    if here is not None and without_local_folders(here) == without_local_folders(chosen):
-        chosen = here  # params.yaml says in which folder it is
+    named_here = named_encoder(find_checkout() or Path())
+    if named_here is not None and without_local_folders(named_here) == without_local_folders(chosen):
+        chosen = named_here  # params.yaml says in which folder it is
     if encoder_of(chosen).sha256 != expected:
         raise ModelRefusedError(
             "the encoder {name!r} here has other weights than the one that the model was trained behind, whose"

@@ -361,8 +361,10 @@ def track(root: Path) -> str:
     finished = tracking.FinishedRun(card, run.metrics, run.trace, run.info, curve)
     if not tracking.log_run(finished, settings, artifacts=artifacts, root=root):
         return f"{name} is not logged at W&B; `epsilonflow track` tries again"
-    here = root.absolute()
-    safely(lambda: note_logged(card.evidence.run_id, settings, here), settings, "a note of this run", root)
+    checkout = root.absolute()
+    safely(
+        lambda: note_logged(card.evidence.run_id, settings, checkout), settings, "a note of this run", root
+    )
     log_report(finished, _past(run, root), settings, root=root)
     return f"{name} is logged at W&B, {settings.mode}"
 

@@ -45,7 +45,7 @@ class ErrorReleases:
     def between(self) -> dict[int, list[tuple[Release, int]]]:
         """The sum of clipped gains in loss, by the number of steps before."""
         release = total_release(_BOUND, Gaussian(self.noise))
-        return {place: [(release, 1)] for place in self.after}
+        return {step: [(release, 1)] for step in self.after}
 
     def clip_share(self, gain: float, records: float) -> float:
         """The share of the clip norm from now on, by a released gain, which is taken to be smaller by its noise.
@@ -76,6 +76,6 @@ def error_releases(noise: float, steps: int) -> ErrorReleases | None:
         >>> error_releases(100.0, steps=4).after
         (1, 2, 3)
     """
-    places = {max(1, round(share * steps)) for share in _RELEASED_AFTER}
-    after = tuple(sorted(place for place in places if place < steps))
+    candidates = {max(1, round(share * steps)) for share in _RELEASED_AFTER}
+    after = tuple(sorted(step for step in candidates if step < steps))
     return ErrorReleases(noise, after) if after else None

@@ -288,7 +288,7 @@ class ShrunkState(DPSGDState):
     def clip_share_at(self, step: int, plan: Plan) -> float:
         """The share of the clip norm in a step, of which so many came before it."""
         errors = plan.params(Shrinkage).errors
-        released = 0 if errors is None else sum(place <= step for place in errors.after)
+        released = 0 if errors is None else sum(after <= step for after in errors.after)
         return float(self.clip_shares[released - 1]) if released else 1.0
 
     def shrunk(

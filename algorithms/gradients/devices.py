@@ -64,9 +64,9 @@ def upload(tensor: Tensor, device: torch.device) -> Callable[[], Tensor]:
         done = stream.record_event()
 
     def wait_for_copy() -> Tensor:
-        here = torch.accelerator.current_stream(device)
-        here.wait_event(done)
-        copy.record_stream(here)
+        stream_in_use = torch.accelerator.current_stream(device)
+        stream_in_use.wait_event(done)
+        copy.record_stream(stream_in_use)
         return copy
 
     return wait_for_copy

@@ -58,9 +58,9 @@ class Layout(NamedTuple):
             return values.movedim(self.dimension, 0) if self.dimension else values
         # Row r of record i has the index r * batch + i if interleaved, and otherwise i * rows_per_record + r.
         sizes = (self.rows_per_record, batch) if self.interleaved else (batch, self.rows_per_record)
-        here = self.dimension
-        apart = torch.unflatten(values, here, sizes)
-        return apart.movedim((here + self.interleaved, here + 1 - self.interleaved), (0, 1))
+        dimension = self.dimension
+        apart = torch.unflatten(values, dimension, sizes)
+        return apart.movedim((dimension + self.interleaved, dimension + 1 - self.interleaved), (0, 1))
 
     def with_channels(self, values: Tensor, batch: int) -> Tensor:
         """The same, with channels after the batch: [batch, channels, rows_per_record (if above 1), all others]."""
@@ -453,8 +453,10 @@ class GradSampleRecorder:
 
         def record(func: Func, args: Args, inputs: list[int], outputs: list[int]) -> Any:
             layouts = () if last is None else (*last.inputs, *last.outputs)
-            its = [tuple(layouts[i] for i in part) for part in ((inputs, outputs) if layouts else ())]
-            call = Call(name_of(func), *its) if its else None
+            layouts_of_parts = [
+                tuple(layouts[i] for i in part) for part in ((inputs, outputs) if layouts else ())
+            ]
+            call = Call(name_of(func), *layouts_of_parts) if layouts_of_parts else None
 
             def run(func: Func, args: Args, kwargs: Kwargs) -> Any:
                 if self._noting is None:
@@ -708,5 +710,5 @@ class _Anchored(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, error: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[None, None]:
         return None, None

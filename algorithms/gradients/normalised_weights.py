@@ -322,9 +322,11 @@ def _pull_back(
     # Three passes, each for all weights of the group: images of 1, of the direction, of a mix with the rest.
     images = back(ones), back(along), back(mixed)
     of_weights, of_factors = list[list[Tensor]](), list[list[Tensor]]()
-    for each, own in zip(group, multiples, strict=True):
-        of_weights.append(_unmix([image[each.weight].reshape(each.shape) for image in images], own))
-        of_factors += [_unmix([image[name].reshape(-1, 1) for image in images], own) for name in each.factors]
+    for each, own_multiples in zip(group, multiples, strict=True):
+        of_weights.append(_unmix([image[each.weight].reshape(each.shape) for image in images], own_multiples))
+        of_factors += [
+            _unmix([image[name].reshape(-1, 1) for image in images], own_multiples) for name in each.factors
+        ]
     maps = _row_maps(directions, along, across, of_weights)
     factors = [name for each in group for name in each.factors]
     by_factor = dict(zip(factors, _coefficients(of_factors), strict=True))

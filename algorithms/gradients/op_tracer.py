@@ -406,11 +406,11 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
     pairs = list(zip(few.operations, many.operations, strict=False))
     if len(few.operations) != len(many.operations) or not few.has_no_branches or not many.has_no_branches:
         return False
-    there = pairs[: few.turned]
+    forward_pairs = pairs[: few.turned]
     return (
         all(_are_multiples(fewer.outputs, more.outputs, records) for fewer, more in pairs)
         and all(fewer.unknown == more.unknown for fewer, more in pairs)
-        and not any(mixes(fewer, more) for fewer, more in there)
+        and not any(mixes(fewer, more) for fewer, more in forward_pairs)
     )
 
 

@@ -124,8 +124,8 @@ def _in_64_bits(
     # Buffers of one size, reused: a conversion of all rows would need twice their memory again.
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
     parts = (torch.split(part, size) for part in (inputs, grad_outputs, weights))
-    for their_inputs, their, each in zip(*parts, strict=True):
-        yield seen[: len(each)].copy_(their_inputs), back[: len(each)].copy_(their), each
+    for part_inputs, part_grad_outputs, each in zip(*parts, strict=True):
+        yield seen[: len(each)].copy_(part_inputs), back[: len(each)].copy_(part_grad_outputs), each
 
 
 @lru_cache
@@ -142,10 +142,10 @@ def product_in_64_bits(features: Tensor, grad_outputs: Tensor) -> Tensor:
     """features @ grad_outputs, [p, n], [n, o] -> [p, o], float64, for the reason given in `add_weighted_products`."""
     total = torch.zeros(len(features), grad_outputs.shape[1], dtype=torch.float64, device=grad_outputs.device)
     size = slice_of(len(features), grad_outputs.device)
-    for columns, their in zip(
+    for columns, part_grad_outputs in zip(
         torch.split(features, size, dim=1), torch.split(grad_outputs, size), strict=True
     ):
-        total.addmm_(columns.double(), their.double())
+        total.addmm_(columns.double(), part_grad_outputs.double())
     return total
 
 
@@ -214,9 +214,9 @@ def add_materialized(
     rows = wide(grad_outputs).new_empty(size, len(total))
     # A buffer in 64 bits as long as both fit into the cache; above, `add_rows` converts by columns.
     wider = torch.empty_like(rows, dtype=torch.float64) if rows.numel() <= _IN_CACHE else None
-    for their_inputs, their, each in slices(numbers, inputs, grad_outputs, weights):
+    for part_inputs, part_grad_outputs, each in slices(numbers, inputs, grad_outputs, weights):
         part = rows[: len(each)]
-        write(their_inputs, their, part)
+        write(part_inputs, part_grad_outputs, part)
         if wider is None:
             add_rows(part, each, total)
         else:
@@ -363,8 +363,8 @@ def _distances(
         inputs, grad_outputs, weights, moved = grad_outputs, inputs, weights.T, moved.T
     pairs = slices(2 * sum(shape), inputs, grad_outputs)
     parts = [
-        _expand_squares(their_inputs.to(dtype), their.to(dtype), weights, moved)
-        for their_inputs, their in pairs
+        _expand_squares(part_inputs.to(dtype), part_grad_outputs.to(dtype), weights, moved)
+        for part_inputs, part_grad_outputs in pairs
     ]
     # [batch] each, float64
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
@@ -597,12 +597,18 @@ class LinearGrad(RowGrad):
         if self.length > 1 and not self._prefers_gram:
             return join_row_products(
                 # [1, o, p] each
-                [row_products(_materialize_slice(x[None], error[None]), directions) for x, error in pairs]
+                [
+                    row_products(_materialize_slice(x[None], grad_output[None]), directions)
+                    for x, grad_output in pairs
+                ]
             )
         # In 32-bit numbers: the Gram matrix and both sides, in 64 bits.
         numbers = 2 * self.length * (self.length + sum(directions.shape))
         parts = slices(numbers, self.inputs, self.grad_outputs)
-        each = [row_products_of_factors(their_inputs, their, directions) for their_inputs, their in parts]
+        each = [
+            row_products_of_factors(part_inputs, part_grad_outputs, directions)
+            for part_inputs, part_grad_outputs in parts
+        ]
         # [batch, o] and [2, batch, o]
         squares, along = (torch.cat(part, dim=-2) for part in zip(*each, strict=True))
         slack = row_slack(square_norms(self.inputs), self.grad_outputs, self.length)

@@ -156,9 +156,11 @@ class Passes:
         with torch.no_grad(), self._expecting_zeros():
             # Opaque layers run again, and may keep something of a pass.
             with self.model.using(recorder.parameters) if self.opaque_layers else nullcontext():
-                for use, error in zip(uses, grad_outputs, strict=True):
+                for use, grad_output in zip(uses, grad_outputs, strict=True):
                     use.check()
-                    for name, gradient in (use.gradients(error) if error is not None else {}).items():
+                    for name, gradient in (
+                        use.gradients(grad_output) if grad_output is not None else {}
+                    ).items():
                         of_uses.setdefault(name, []).append(gradient)
             of_parameters = {name: combine(parts) for name, parts in pull_back(recorder, of_uses).items()}
             if not_by_rows is not None:
@@ -174,10 +176,10 @@ class Passes:
         other: tuple[Sequence[Shapes], int] | None = None,
     ) -> tuple[GradSampleRecorder, Tensor]:
         """A new recorder with the parameters by name, and the inputs; both in the model's fastest memory format."""
-        here = parameters.detach()
+        flat = parameters.detach()
         if self.shards is not None:
-            here = torch.empty(len(parameters), dtype=parameters.dtype, device="meta")
-        named = {name: self._to_memory_format(part) for name, part in self.model.by_name(here).items()}
+            flat = torch.empty(len(parameters), dtype=parameters.dtype, device="meta")
+        named = {name: self._to_memory_format(part) for name, part in self.model.by_name(flat).items()}
         recorder = GradSampleRecorder(
             *(named, RULES, general, shared_operation),
             batch=batch,

@@ -222,11 +222,11 @@ def beside(model: PerExampleModel, device: torch.device) -> PerExampleModel:
     """A copy of the model with its frozen parameters and buffers on a device, and not its trained parameters."""
     frozen = [part for part in model.module.parameters() if not part.requires_grad]
     # What a deep copy takes in their place. Not every device lets a parameter's data become a tensor on it.
-    there: dict[int, Tensor] = {
+    on_device: dict[int, Tensor] = {
         id(part): part.detach().to(device, copy=True) for part in model.module.buffers()
     }
-    there |= {id(part): nn.Parameter(part.detach().to(device, copy=True), False) for part in frozen}
-    return replace(model, module=copy.deepcopy(model.module, there))
+    on_device |= {id(part): nn.Parameter(part.detach().to(device, copy=True), False) for part in frozen}
+    return replace(model, module=copy.deepcopy(model.module, on_device))
 
 
 def shard_frozen(model: PerExampleModel, mesh: "DeviceMesh") -> PerExampleModel:

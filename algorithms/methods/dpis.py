@@ -337,8 +337,8 @@ class DPIS(Strict):
             return None
         # K may rise to N C in any later epoch, so a cautious one leaves them as much as that would cost.
         is_cautious = index < round(self.cautious_share * self.epochs)
-        now = (fraction, per_epoch)
-        later = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
+        this_epoch = (fraction, per_epoch)
+        later_epochs = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
 
         def events(noise: float, *steps: RepeatedEvent) -> Schedule:
             return [
@@ -346,13 +346,13 @@ class DPIS(Strict):
             ]
 
         noise_multiplier = find_min_noise(
-            lambda noise: events(noise, now, later), {order: limit - spent - reserved}
+            lambda noise: events(noise, this_epoch, later_epochs), {order: limit - spent - reserved}
         )
         if noise_multiplier is None:
             return None
         noise, _ = noise_multiplier
         return epoch.with_numbers(
-            noise=noise, spent=spent + float(rdp(events(noise, now), orders=(order,))[0])
+            noise=noise, spent=spent + float(rdp(events(noise, this_epoch), orders=(order,))[0])
         )
 
     def _plan_released(

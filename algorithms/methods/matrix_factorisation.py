@@ -147,17 +147,17 @@ def _weights_of_gradients(update: OptimizerConfig, steps: int, last: NDArray[np.
     rates = np.array([update.rate_at(step / steps) for step in range(steps)])
     shares = np.array([update.averaging_weight(step + 1, steps) for step in range(steps)])
     # Nesterov's step is along g + momentum v, the plain one along v
-    ahead, own = (1.0, update.momentum) if update.nesterov else (0.0, 1.0)
+    of_gradient, of_velocity = (1.0, update.momentum) if update.nesterov else (0.0, 1.0)
     nothing, shrink = np.zeros(steps), 1.0 - rates * update.weight_decay
     moves = np.array(
         [
             [shrink, nothing, shrink * shares],
-            [own * rates, nothing + update.momentum, own * rates * shares],
+            [of_velocity * rates, nothing + update.momentum, of_velocity * rates * shares],
             [nothing, nothing, 1.0 - shares],
         ]
     ).transpose(2, 0, 1)
     # Slopes by the gradient of a step, [steps, 3].
-    readings = moves[:, 1] + ahead * np.array([rates, nothing, rates * shares]).T
+    readings = moves[:, 1] + of_gradient * np.array([rates, nothing, rates * shares]).T
 
     starts = np.append(0, last[:-1] + 1)
     lengths = last + 1 - starts
@@ -264,9 +264,9 @@ def best_buffered(
     def noise(point: Tensor) -> Tensor:
         weights, decays = terms(point)
         # As in `Buffered`: each term of C's column falls by its decay, and that of C^-1 by what the buffers hold.
-        first, own = torch.ones(1, dtype=torch.float64), torch.diag(decays)
-        column = torch.cat([first, _sums(weights, own, steps - 1)])
-        inverse = torch.cat([first, -_sums(weights, own - weights[:, None], steps - 1)])
+        first, decay_matrix = torch.ones(1, dtype=torch.float64), torch.diag(decays)
+        column = torch.cat([first, _sums(weights, decay_matrix, steps - 1)])
+        inverse = torch.cat([first, -_sums(weights, decay_matrix - weights[:, None], steps - 1)])
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
         # [steps / period, period]: what the participations so far add up to
         moved = torch.nn.functional.pad(column, (0, -steps % period)).view(-1, period).cumsum(0)

@@ -60,19 +60,19 @@ def load_start(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) ->
                 name=min(names),
             )
     for name, tensor in stored.items():
-        there, here = (
+        stored_form, expected_form = (
             f"{'numbers' if t.is_floating_point() else 'whole numbers'} of shape {list(t.shape)}"
             for t in (tensor, start[name])
         )
-        if there != here:
+        if stored_form != expected_form:
             raise ModelRefusedError(
                 "{name} is {there} in {file}, but {here} in the model; give a file of the same model, or"
                 " list it in {network.reinitialize}.",
                 code="start_of_another_shape",
                 name=name,
-                there=there,
+                there=stored_form,
                 file=path.name,
-                here=here,
+                here=expected_form,
             )
         if not bool(torch.isfinite(tensor.to(start[name].dtype)).all()):
             raise ModelRefusedError(

@@ -563,9 +563,9 @@ def _ledger() -> "Ledger":
     from tasks.runs.dvc_stages import checkout
     from tasks.runs.ledger import open_ledger
 
-    here = Path.cwd()
-    is_outside = not any((folder / ".dvc").exists() for folder in (here, *here.parents))
-    return open_ledger(here if is_outside else checkout())
+    current = Path.cwd()
+    is_outside = not any((folder / ".dvc").exists() for folder in (current, *current.parents))
+    return open_ledger(current if is_outside else checkout())
 
 
 def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:

@@ -92,9 +92,20 @@ def results(workspace: ComparisonFolder, trials: tuple[Trial, ...]) -> pd.DataFr
     """
     done = workspace.finished_digests()
     rows = [_row(trial, workspace.result(trial.digest)) for trial in trials if trial.digest in done]
-    there = [name for name in HELD_OUT_METRICS if any(name in row for row in rows)]
-    columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
-    numbers = ("epsilon", "delta", *there, *_NUMBERS)
+    metric_columns = [name for name in HELD_OUT_METRICS if any(name in row for row in rows)]
+    columns = [
+        *KEY,
+        "delta",
+        "accountant",
+        "seed",
+        "repeat",
+        "fold",
+        *metric_columns,
+        *_RESULTS,
+        "digest",
+        "code",
+    ]
+    numbers = ("epsilon", "delta", *metric_columns, *_NUMBERS)
     return with_gap(pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float)))
 
 
@@ -272,8 +283,10 @@ def _draw_legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], 
 def page_metrics(totals: pd.DataFrame) -> list[str]:
     """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
     columns = totals.columns[totals.notna().any()]
-    there = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in columns]
-    return [name for index, name in enumerate(there) if index == 0 or name in ("perplexity", "objective")]
+    shown_metrics = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in columns]
+    return [
+        name for index, name in enumerate(shown_metrics) if index == 0 or name in ("perplexity", "objective")
+    ]
 
 
 def _heading(metric: str) -> str:

@@ -82,14 +82,14 @@ class Declared:
     per_person: int = 1
     public_why: str | None = None
 
-    def assumption_sentences(self, *said: str) -> list[str]:
-        """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
+    def assumption_sentences(self, *except_for: str) -> list[str]:
+        """Sentences about the project's defaults, except those named: `cap`, `runs`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
         missing = [str(column["name"]) for column in columns if "missing" in column]
         missing[_SHOWN_COLUMNS:] = [f"and {len(missing) - _SHOWN_COLUMNS} more"] * (
             len(missing) > _SHOWN_COLUMNS
         )
-        cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
+        cap = "" if "cap" in except_for else f"epsilon {self.cap:g} and "
         assumptions = {
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
             "runs": "one run is planned, so the epsilons of runs add up; for many, composition: {kind: renyi, runs: N}",
@@ -119,7 +119,7 @@ class Declared:
             if self.shape
             else "",
         }
-        return [words for name, words in assumptions.items() if words and name not in said]
+        return [words for name, words in assumptions.items() if words and name not in except_for]
 
     @property
     def is_table(self) -> bool:

@@ -435,8 +435,8 @@ def _recipe_of(work: DeliveryWork, before: list[RetrainingState]) -> RetrainingR
     """The recipe of the settings; if they have none, it is taken over once, and written into their file."""
     if work.settings.recipe is not None:
         return work.settings.recipe
-    here = (work.root / "params.yaml").read_text(encoding="utf-8")
-    settings = params.parse(load_yaml(here), reads=("data",))
+    params_text = (work.root / "params.yaml").read_text(encoding="utf-8")
+    settings = params.parse(load_yaml(params_text), reads=("data",))
     if not before and settings.data.dataset != work.settings.dataset:
         raise ParamsRefusedError(
             "params.yaml is about {dataset!r} and the retraining about {retrained!r}; write what is to be"
@@ -446,7 +446,7 @@ def _recipe_of(work: DeliveryWork, before: list[RetrainingState]) -> RetrainingR
             retrained=work.settings.dataset,
             keys=("recipe",),
         )
-    recipe = RetrainingRecipe.of(before[-1].params if before else here)
+    recipe = RetrainingRecipe.of(before[-1].params if before else params_text)
     if str(recipe.model.get("start")).startswith(f"models/{work.settings.name}/"):
         recipe.model["start"] = None
     if isinstance(evaluation := recipe.privacy.get("evaluation"), dict):
@@ -495,18 +495,18 @@ def _by_dotted_key(document: Mapping[str, object], prefix: str = "") -> Iterator
 
 def _run_stages(work: DeliveryWork, state: RetrainingState) -> Outcome:
     """Run the stages of an open retraining and end it; after a fault it stays open for the next delivery."""
-    here = str(work.root.resolve())
-    if state.root != here and Path(state.root).is_dir():
+    root = str(work.root.resolve())
+    if state.root != root and Path(state.root).is_dir():
         return Outcome(
             "refused",
             f"the retraining of {state.period} was begun in {state.root}; finish it there. Nothing was spent here.",
         )
     # A person may have edited params.yaml since the retraining began: what is put back is what is there now.
-    there = (work.root / "params.yaml").read_text(encoding="utf-8")
-    if there == state.params and state.root == here:
-        there = state.before  # it was killed before it could put them back
-    if (state.root, state.before) != (here, there):
-        state = replace(state, root=here, before=there)
+    before = (work.root / "params.yaml").read_text(encoding="utf-8")
+    if before == state.params and state.root == root:
+        before = state.before  # it was killed before it could put them back
+    if (state.root, state.before) != (root, before):
+        state = replace(state, root=root, before=before)
         work.states.write(state)
     override_params(work.root, state.before, state.params)
     try:

@@ -10,8 +10,8 @@ PARTS = ("params.yaml", "dvc.yaml", ".dvc")
 
 def find_checkout() -> Path | None:
     """The checkout that the current folder is or lies in, as git and DVC find theirs; None outside of any."""
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if not missing_in(folder)), None)
+    current = Path.cwd()
+    return next((folder for folder in (current, *current.parents) if not missing_in(folder)), None)
 
 
 def missing_in(folder: Path) -> list[str]:

@@ -121,8 +121,11 @@ def bind(ledger: Ledger, info: DatasetInfo, *, home: Path, prepared: Path) -> No
     if not info.is_public:
         keep_usual(ledger, info.population, home=home)
     check_terms(ledger, info)
-    charged, here = ledger.reserved_digests(info.population), digests_of(info, prepared)
-    if any(contents(charged.get(name, ())).isdisjoint(contents_here) for name, contents_here in here.items()):
+    charged, prepared_digests = ledger.reserved_digests(info.population), digests_of(info, prepared)
+    if any(
+        contents(charged.get(name, ())).isdisjoint(prepared_contents)
+        for name, prepared_contents in prepared_digests.items()
+    ):
         raise changed_records_error(prepared)
 
 

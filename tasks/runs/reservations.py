@@ -39,12 +39,12 @@ def open_reservations(root: Path, *, since: datetime | None = None) -> list[Rese
     since: only of runs that were begun or resumed from then on, also if a process may be at it, as where it is just
     being stopped.
     """
-    ledger, here = open_ledger(root), home()
+    ledger, home_folder = open_ledger(root), home()
     waiting = {
         run_id
-        for run_id, mark in store.begun_runs(here, root).items()
+        for run_id, mark in store.begun_runs(home_folder, root).items()
         if ledger.status(run_id) == "open"
-        and (store.is_idle(here, run_id) if since is None else mark >= since.timestamp() * _SECOND)
+        and (store.is_idle(home_folder, run_id) if since is None else mark >= since.timestamp() * _SECOND)
     }
     if not waiting:
         return []

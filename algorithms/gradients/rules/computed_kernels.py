@@ -62,25 +62,29 @@ def _of_product(
     """Those of two factors from those of their product in index notation."""
     if not isinstance(part, DenseGrad | FactoredGrad):
         return None, None
-    errors = part.rows.view(-1, *output.shape)
-    of_first = _of_factor(errors, result, factors[0], words[0], factors[1], words[1])
-    return of_first, _of_factor(errors, result, factors[1], words[1], factors[0], words[0])
+    grad_outputs = part.rows.view(-1, *output.shape)
+    of_first = _of_factor(grad_outputs, result, factors[0], words[0], factors[1], words[1])
+    return of_first, _of_factor(grad_outputs, result, factors[1], words[1], factors[0], words[0])
 
 
 def _of_factor(
-    errors: Tensor, result: str, factor: Tensor, word: str, other: Tensor, of_other: str
+    grad_outputs: Tensor, result: str, factor: Tensor, word: str, other: Tensor, of_other: str
 ) -> PerExample | None:
-    """Those of one factor; errors: [batch, ...], the gradients of the product. None for a sum over it alone."""
+    """Those of one factor; grad_outputs: [batch, ...], the gradients of the product. None for a sum over it alone."""
     other = other.detach().conj()
-    sizes = dict(zip(result + of_other, (*errors.shape[1:], *other.shape), strict=True))
+    sizes = dict(zip(result + of_other, (*grad_outputs.shape[1:], *other.shape), strict=True))
     is_stretched = any(sizes.get(letter) != size for letter, size in zip(word, factor.shape, strict=True))
-    if is_stretched or factor.is_complex() != errors.is_complex():
+    if is_stretched or factor.is_complex() != grad_outputs.is_complex():
         return None
+    # For c = sum a b the gradient of a is sum conj(b) e, over all letters that a lacks. Where it lacks none there is no
+    # sum, and the two factors stay apart.
     if any(size > 1 and letter not in word for letter, size in sizes.items()):
-        rows = torch.einsum(f"{RECORD}{result},{of_other}->{RECORD}{word}", errors, other)
+        rows = torch.einsum(f"{RECORD}{result},{of_other}->{RECORD}{word}", grad_outputs, other)
         return DenseGrad(rows.flatten(start_dim=1))
     return FactoredGrad(
-        _in_order(errors, RECORD + result, RECORD + word), _in_order(other, of_other, word), factor.shape
+        _in_order(grad_outputs, RECORD + result, RECORD + word),
+        _in_order(other, of_other, word),
+        factor.shape,
     )
 
 
@@ -114,8 +118,9 @@ def _of_entries(part: FactoredGrad, factor: Tensor, other: Tensor) -> PerExample
 
 def _of_transform(part: PerExample, signal: Tensor, output: Tensor) -> tuple[PerExample]:
     """Those of a signal from those of its Fourier transform."""
-    errors = part.rows.view(-1, *output.shape).to(output.dtype)
-    (rows,) = torch.autograd.grad(output, signal, errors, retain_graph=True, is_grads_batched=True)
+    grad_outputs = part.rows.view(-1, *output.shape).to(output.dtype)
+    # The transform is linear, so that its adjoint is the same for all records.
+    (rows,) = torch.autograd.grad(output, signal, grad_outputs, retain_graph=True, is_grads_batched=True)
     return (DenseGrad(rows.flatten(start_dim=1)),)
 
 

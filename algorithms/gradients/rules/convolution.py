@@ -180,8 +180,8 @@ class ConvGrad(RowGrad):
         cut = self._cutter()
         squares = torch.cat(
             [
-                _square_norms(cut(wide(their_inputs)), their, self.window.groups)
-                for their_inputs, their in parts
+                _square_norms(cut(wide(part_inputs)), part_grad_outputs, self.window.groups)
+                for part_inputs, part_grad_outputs in parts
             ]
         )
         # An input value is in at most `overlap` patches, so their squares add up to at most `overlap` times its square.
@@ -201,13 +201,16 @@ class ConvGrad(RowGrad):
             write = self._materializer()
             pairs = zip(self.inputs, self.grad_outputs, strict=True)
             # [1, outputs, patch]
-            each = (write(image[None], error[None]).view(1, *directions.shape) for image, error in pairs)
+            each = (
+                write(image[None], grad_output[None]).view(1, *directions.shape)
+                for image, grad_output in pairs
+            )
             return join_row_products([row_products(part, directions) for part in each])
         cut, groups, parts = self._cutter(), self.window.groups, []
-        for their_inputs, their in slices(self._gram_numbers, self.inputs, self.grad_outputs):
+        for part_inputs, part_grad_outputs in slices(self._gram_numbers, self.inputs, self.grad_outputs):
             # [records * groups, positions, outputs / groups]
-            back = their.reshape(len(their) * groups, -1, self.length).transpose(1, 2)
-            parts.append(_row_products(cut(wide(their_inputs)), back, directions, groups))
+            back = part_grad_outputs.reshape(len(part_grad_outputs) * groups, -1, self.length).transpose(1, 2)
+            parts.append(_row_products(cut(wide(part_inputs)), back, directions, groups))
         # Along the batch: [batch, rows] and [2, batch, rows].
         squares, along = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
         back = self.grad_outputs.flatten(start_dim=2).transpose(1, 2)  # [batch, positions, outputs]
@@ -249,11 +252,11 @@ class ConvGrad(RowGrad):
         cut, rows = self._cutter(), rows_of_product(self._patch, grad_outputs.shape[1], grad_outputs.device)
         # A record has `length` rows in the product, one for each position.
         parts = (torch.split(part, max(1, rows // self.length)) for part in (inputs, grad_outputs, weights))
-        for their_inputs, their, each in zip(*parts, strict=True):
+        for part_inputs, part_grad_outputs, each in zip(*parts, strict=True):
             # [records, positions, channels * kernel]
-            seen = self._in_weight_order(cut(wide(their_inputs))).flatten(start_dim=2)
+            seen = self._in_weight_order(cut(wide(part_inputs))).flatten(start_dim=2)
             # back: [records, positions, outputs]
-            add_short(seen, wide(their).flatten(start_dim=2).transpose(1, 2), each, total)
+            add_short(seen, wide(part_grad_outputs).flatten(start_dim=2).transpose(1, 2), each, total)
 
     def take(self, chosen: Tensor | slice) -> "ConvGrad":
         return self._with(lambda part: part[chosen])

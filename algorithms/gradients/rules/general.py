@@ -238,10 +238,10 @@ class _Call:
     def _together(self, grad_outputs: Tensor) -> Gradients:
         """The gradients of all records at once, by `torch.func`."""
 
-        def gradients_of_record(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+        def gradients_of_record(grad_output: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
             run = self._with(self._of_record(values))
             backward = torch.func.vjp(run, *(self.leaves[i] for i in self._positions))[1]
-            return backward(self.out.alone(error))  # type: ignore[no-any-return]
+            return backward(self.out.alone(grad_output))  # type: ignore[no-any-return]
 
         by_record = self.out.by_record(grad_outputs, self.batch), self._by_record()
         gradients = torch.func.vmap(gradients_of_record)(*by_record)
@@ -251,8 +251,11 @@ class _Call:
         """The gradients of each record in a batch of one."""
         by_record = self._by_record()
         return self._each(
-            (self._of_record({i: values[record] for i, values in by_record.items()}), self.out.alone(error))
-            for record, error in enumerate(self.out.by_record(grad_outputs, self.batch))
+            (
+                self._of_record({i: values[record] for i, values in by_record.items()}),
+                self.out.alone(grad_output),
+            )
+            for record, grad_output in enumerate(self.out.by_record(grad_outputs, self.batch))
         )
 
     def _among_copies(self, grad_outputs: Tensor) -> Gradients:
@@ -280,12 +283,12 @@ class _Call:
     def _each(self, calls: Iterable[tuple[dict[int, Tensor], Tensor]]) -> Gradients:
         """The gradients from the values and the output's gradient in a call for each record."""
         free, each = [self.leaves[i].requires_grad_() for i in self._positions], []
-        for values, error in calls:
+        for values, grad_output in calls:
             with torch.enable_grad():
                 output = self._with(values)(*free)
             if not output.requires_grad:
                 return {}
-            each.append(torch.autograd.grad(output, free, error, materialize_grads=True))
+            each.append(torch.autograd.grad(output, free, grad_output, materialize_grads=True))
         return self._gradients_by_name(tuple(map(torch.stack, zip(*each, strict=True))))
 
     def _gradients_by_name(self, gradients: tuple[Tensor, ...]) -> Gradients:
@@ -653,7 +656,7 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor], at_on
 
     at_once: how many records share a backward pass; None for all.
     """
-    outputs, grad_outputs = [output for output, _ in ends], [error for _, error in ends]
+    outputs, grad_outputs = [output for output, _ in ends], [grad_output for _, grad_output in ends]
     inputs = list(starts.values())
 
     def back(vectors: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
@@ -663,8 +666,8 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor], at_on
 
     try:
         size = at_once or len(grad_outputs[0])
-        some = zip(*(torch.split(error, size) for error in grad_outputs), strict=True)
-        passes = [back(list(errors), together=True) for errors in some]
+        some = zip(*(torch.split(grad_output, size) for grad_output in grad_outputs), strict=True)
+        passes = [back(list(vectors_of_pass), together=True) for vectors_of_pass in some]
         pulled = tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*passes, strict=True))
     except RuntimeError as error:  # an operation whose backward pass has no batched form
         if lacks_memory(error):

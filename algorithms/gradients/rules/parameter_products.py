@@ -125,8 +125,9 @@ def _of_factors(part: PerExample, first: Tensor, second: Tensor) -> tuple[PerExa
 
 def _of_image(part: PerExample, matrix: Tensor, vector: Tensor) -> tuple[PerExample, PerExample]:
     """Those of A [outputs, inputs] and v [inputs] from those of A v."""
-    errors = part.rows
-    return LinearGrad(vector.expand(len(errors), 1, -1), errors[:, None]), DenseGrad(errors @ matrix)
+    grad_outputs = part.rows
+    of_matrix = LinearGrad(vector.expand(len(grad_outputs), 1, -1), grad_outputs[:, None])
+    return of_matrix, DenseGrad(grad_outputs @ matrix)
 
 
 def _of_multiple(
@@ -137,10 +138,11 @@ def _of_multiple(
     # By which the number's gradient is multiplied: d(M / f) = -M / f^2 df.
     of_factor = matrix * -factor.square() if is_quotient else matrix
     if isinstance(part, LinearGrad):
-        errors = wide(part.grad_outputs)
+        grad_outputs = wide(part.grad_outputs)
         # <e x^T, M> = e . (M x)
-        along = (_each(part.inputs, of_factor.reshape(errors.shape[2], -1)) * errors).sum(dim=(1, 2))
-        return replace(part, grad_outputs=errors * factor), DenseGrad(along[:, None])
+        images = _each(part.inputs, of_factor.reshape(grad_outputs.shape[2], -1))
+        along = (images * grad_outputs).sum(dim=(1, 2))
+        return replace(part, grad_outputs=grad_outputs * factor), DenseGrad(along[:, None])
     if not part.is_materialized:
         return None, None
     along = part.rows @ of_factor.flatten().to(part.rows.dtype)
@@ -161,18 +163,18 @@ def _of_reflections(part: PerExample, below: Tensor, taus: Tensor) -> tuple[PerE
     """
     if not isinstance(part, LinearGrad) or part.inputs.shape[2] != below.shape[1]:
         return None, None
-    inputs, errors = wide(part.inputs), wide(part.grad_outputs)
-    (rows, count), dtype = below.shape, errors.dtype
+    inputs, grad_outputs = wide(part.inputs), wide(part.grad_outputs)
+    (rows, count), dtype = below.shape, grad_outputs.dtype
     vectors, factors = below.to(dtype).tril(-1) + torch.eye(rows, count).to(below), taus.to(dtype)
     # An outer product e x^T leaves a_i b_i^T for H_i, where a_i = H_(i-1) ... H_1 e and b_i = H_(i+1) ... H_k I x. So
     # a_i = e - sum_{j<i} tau_j alpha_j v_j with alpha_j = v_j . a_j, which solve triangular equations; b_i alike.
     products = (vectors.mT @ vectors) * factors
     one = torch.eye(count).to(products)
-    alphas = (errors @ vectors) @ torch.linalg.inv(one + products.tril(-1)).mT  # [batch, length, k]
+    alphas = (grad_outputs @ vectors) @ torch.linalg.inv(one + products.tril(-1)).mT  # [batch, length, k]
     betas = (inputs @ vectors[:count]) @ torch.linalg.inv(one + products.triu(1)).mT
     # What a_i beta_i + b_i alpha_i takes of the vectors v_j, of e and of I x; [batch, j, i] and [batch, rows, i].
     of_vectors = ((alphas * factors).mT @ betas).triu(1) + ((betas * factors).mT @ alphas).tril(-1)
-    sums = errors.mT @ betas
+    sums = grad_outputs.mT @ betas
     sums.sub_(vectors @ of_vectors)[:, :count].add_(inputs.mT @ alphas)
     of_below = sums.mul_(-factors).tril_(-1)
     return DenseGrad(of_below.flatten(start_dim=1)), DenseGrad(-(alphas * betas).sum(dim=1))
@@ -223,14 +225,16 @@ def _of_exponent(part: PerExample, matrix: Tensor) -> PerExample | None:
     points, weights = _rule()
     inputs, grad_outputs = wide(part.inputs), wide(part.grad_outputs)
     at_points = _exponentials(matrix.to(grad_outputs.dtype), points)  # [points, width, width]
-    errors_at = at_points.transpose(0, 1).reshape(width, -1)
-    seen_at = at_points.flip(0).permute(2, 0, 1).reshape(width, -1)
+    of_outputs = at_points.transpose(0, 1).reshape(width, -1)
+    of_inputs = at_points.flip(0).permute(2, 0, 1).reshape(width, -1)
     # [batch, length * points, width]; the points are symmetric: 1 - t is the same one from the other end.
-    seen = (inputs @ seen_at).view(len(inputs), -1, width)
-    errors = (grad_outputs @ errors_at).view(len(inputs), -1, width)
-    errors = errors * torch.tensor(weights * part.length, dtype=errors.dtype, device=errors.device)[:, None]
-    is_shorter = 2 * errors.shape[1] < width
-    return LinearGrad(seen, errors) if is_shorter else DenseGrad(materialize(seen, errors))
+    inputs_at_points = (inputs @ of_inputs).view(len(inputs), -1, width)
+    shares = torch.tensor(weights * part.length, dtype=grad_outputs.dtype, device=grad_outputs.device)
+    grads_at_points = (grad_outputs @ of_outputs).view(len(inputs), -1, width) * shares[:, None]
+    is_shorter = 2 * grads_at_points.shape[1] < width
+    if is_shorter:
+        return LinearGrad(inputs_at_points, grads_at_points)
+    return DenseGrad(materialize(inputs_at_points, grads_at_points))
 
 
 def _exponentials(matrix: Tensor, points: Sequence[float]) -> Tensor:

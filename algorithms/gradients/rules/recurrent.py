@@ -583,9 +583,9 @@ def _gradients(
     """The gradients of one weight and one bias of every direction."""
     by_name: Gradients = {}
     # A direction's [T, B, inputs] and [T, B, gates]
-    for x, error, (weight, bias) in zip(inputs, grad_outputs, pairs, strict=True):
+    for x, grad_output, (weight, bias) in zip(inputs, grad_outputs, pairs, strict=True):
         by_name |= linear_gradients(
-            x, error, layout, (recorder.name(weight), recorder.name(bias)), recorder.batch
+            x, grad_output, layout, (recorder.name(weight), recorder.name(bias)), recorder.batch
         )
     return by_name
 

@@ -90,10 +90,10 @@ def count_same(schedule: Schedule) -> Schedule:
     and is refused where it is priced.
     """
     schedule = [*schedule]  # whose rows exist as long as their identities are compared
-    places = Counter(map(id, schedule))
+    occurrences = Counter(map(id, schedule))
     counts: dict[int, tuple[dp.DpEvent, int]] = {}
     for key, (event, count) in dict(zip(map(id, schedule), schedule, strict=True)).items():
-        counts[id(event)] = (event, counts.get(id(event), (event, 0))[1] + places[key] * count)
+        counts[id(event)] = (event, counts.get(id(event), (event, 0))[1] + occurrences[key] * count)
     charged = [row for row in counts.values() if not isinstance(row[0], _LATER_STEPS)]
     if len(charged) < len(counts):
         try:
@@ -334,6 +334,6 @@ def after_shared(schedule: Schedule, shared: Schedule) -> list[tuple[dp.DpEvent,
             raise RefusedError(
                 "the trials of a search begin with other releases than those that they share; check the document."
             )
-        (_, there), *rest = rest
-        rest = [(event, there - count), *rest] if there > count else rest
+        (_, available), *rest = rest
+        rest = [(event, available - count), *rest] if available > count else rest
     return rest

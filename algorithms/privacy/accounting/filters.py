@@ -462,6 +462,7 @@ def is_covered(stated: Budget, schedule: Schedule, adjacency: NeighboringRelatio
         orders = {event.order for event, _ in schedule if isinstance(event, RenyiDpEvent)}
         bounds += [partial(_by_order, order, schedule, stated.delta, adjacency) for order in orders]
         bounds.append(partial(_by_rho, schedule, stated.delta, adjacency))
+    # Any one of them is enough, so that each is computed only where those before it did not say yes.
     has_bound = False
     for bound in bounds:
         with suppress(RefusedError):

@@ -74,10 +74,10 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
     points = np.concatenate([-above[:0:-1], above])  # ascending, 0 once
     remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))
 
-    def pld_of_side(own: np.ndarray, other: np.ndarray) -> ProfilePLD:
-        below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - other[:0:-1])
+    def pld_of_side(deltas_above: np.ndarray, deltas_of_other: np.ndarray) -> ProfilePLD:
+        below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - deltas_of_other[:0:-1])
         x = np.exp(points)
-        deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own])))
+        deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, deltas_above])))
         # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
         # By exp(epsilon), from delta 1 at exp(epsilon) = 0.
         slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))

@@ -252,28 +252,28 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
     """
     cell, count = several.cell, len(several.masses)
     # In units of the narrower cell: that of the several, and that of the step.
-    own, other = max(1, math.ceil(cell / width)), max(1, math.floor(width / cell))
-    unit = cell / own  # of which both cells are a whole number
-    step = _ratio_of_step(noise_multiplier, unit * other)
-    lowest = several.first * own - (step.first + len(step.masses) - 1) * other
-    highest = (several.first + count - 1) * own - step.first * other
+    cell_units, step_units = max(1, math.ceil(cell / width)), max(1, math.floor(width / cell))
+    unit = cell / cell_units  # of which both cells are a whole number
+    step = _ratio_of_step(noise_multiplier, unit * step_units)
+    lowest = several.first * cell_units - (step.first + len(step.masses) - 1) * step_units
+    highest = (several.first + count - 1) * cell_units - step.first * step_units
     # Of a sum above the several's point, for each distance in units.
     above = np.logaddexp(0.0, -unit * np.arange(lowest, highest + 1)) / cell
     points_up = np.floor(above).astype(int)
     shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
-    base = int(points_up[several.first * own - step.first * other - lowest])  # of the lowest sum
+    base = int(points_up[several.first * cell_units - step.first * step_units - lowest])  # of the lowest sum
     # Of the several's points, from the lowest sum on.
-    places, size = np.arange(count) - base, count + int(points_up[(count - 1) * own]) - base + 2
+    indices, size = np.arange(count) - base, count + int(points_up[(count - 1) * cell_units]) - base + 2
     sums = np.zeros(size)
     # Whichever takes fewer products of arrays.
-    if own * 2 * math.log(1 / math.expm1(cell)) / cell < len(step.masses):
-        for phase in range(own):
-            _add_by_distance(sums, several, step, base, own, other, phase)
+    if cell_units * 2 * math.log(1 / math.expm1(cell)) / cell < len(step.masses):
+        for phase in range(cell_units):
+            _add_by_distance(sums, several, step, base, cell_units, step_units, phase)
     else:
         for index, mass in enumerate(step.masses.tolist()):
-            begin = several.first * own - (step.first + index) * other - lowest
-            at = slice(begin, begin + (count - 1) * own + 1, own)
-            both, low = mass * several.masses, places + points_up[at]
+            begin = several.first * cell_units - (step.first + index) * step_units - lowest
+            at = slice(begin, begin + (count - 1) * cell_units + 1, cell_units)
+            both, low = mass * several.masses, indices + points_up[at]
             up = both * shares[at]
             sums += np.bincount(low, both - up, size)
             sums[1:] += np.bincount(low, up, size)[:-1]
@@ -286,37 +286,37 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
 
 
 def _add_by_distance(
-    sums: Array, several: _Ratio, step: _Ratio, base: int, own: int, other: int, phase: int
+    sums: Array, several: _Ratio, step: _Ratio, base: int, cell_units: int, step_units: int, phase: int
 ) -> None:
     """Add the masses of pairs of points of several and of one step to those of their sums, all of a distance together.
 
-    Takes the step's points that lie `phase` of `own` parts of a cell above one of the several's points. Of points that
-    are far apart the sum lies next above the larger, for every distance, as in `_double`.
+    Takes the step's points that lie `phase` of `cell_units` parts of a cell above one of the several's points. Of
+    points that are far apart the sum lies next above the larger, for every distance, as in `_double`.
 
     base: how far the lowest sum lies above the lowest point of the several.
     """
     cell, a = several.cell, several.masses
-    skip = (phase - step.first) % own
-    b = step.masses[skip::own]
+    skip = (phase - step.first) % cell_units
+    b = step.masses[skip::cell_units]
     # The first of b's points, relative to the lowest of the several.
-    first = (step.first + skip) // own * other - several.first
-    dense = np.zeros((len(b) - 1) * other + 1)
-    dense[::other] = b
+    first = (step.first + skip) // cell_units * step_units - several.first
+    dense = np.zeros((len(b) - 1) * step_units + 1)
+    dense[::step_units] = b
     distances = np.arange(-first - len(dense) + 1, len(a) - first)
-    above = np.logaddexp(0.0, -cell * (distances - phase / own)) / cell
+    above = np.logaddexp(0.0, -cell * (distances - phase / cell_units)) / cell
     points_up = np.floor(above).astype(int)
     shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
     is_far_up, is_far_down = points_up == 0, distances + points_up == 0
     for at in np.flatnonzero(~is_far_up & ~is_far_down).tolist():
         distance = int(distances[at])
-        begin = max(0, -(-(-first - distance) // other))
-        end = min(len(b), (len(a) - 1 - first - distance) // other + 1)
-        low = first + begin * other + distance
-        both = a[low : low + (end - begin - 1) * other + 1 : other] * b[begin:end]
+        begin = max(0, -(-(-first - distance) // step_units))
+        end = min(len(b), (len(a) - 1 - first - distance) // step_units + 1)
+        low = first + begin * step_units + distance
+        both = a[low : low + (end - begin - 1) * step_units + 1 : step_units] * b[begin:end]
         low += int(points_up[at]) - base
         up = both * shares[at]
-        sums[low : low + (end - begin - 1) * other + 1 : other] += both - up
-        sums[low + 1 : low + 1 + (end - begin - 1) * other + 1 : other] += up
+        sums[low : low + (end - begin - 1) * step_units + 1 : step_units] += both - up
+        sums[low + 1 : low + 1 + (end - begin - 1) * step_units + 1 : step_units] += up
     for further, part in ((0, 1 - shares), (1, shares)):
         far_up = np.convolve(dense, np.where(is_far_up, part, 0.0))[len(dense) - 1 :][: len(a)]
         at = further - base

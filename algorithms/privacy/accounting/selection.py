@@ -71,11 +71,11 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], minimum: float = 
         bounds = [partial(_deltas_near, side, delta) for side, delta in zip(sides, near, strict=True)]
         shift_near, epsilon = _shift_and_epsilon(event, partial(_largest, bounds, minimum))
         shift = min(shift, shift_near)
-        there = [float(bound(np.array([epsilon]))[0]) for bound in bounds]
-        worst = int(np.argmax(there))
-        if near[worst] <= there[worst] <= _MAX_TAIL_RATIO * near[worst]:
+        at_epsilon = [float(bound(np.array([epsilon]))[0]) for bound in bounds]
+        worst = int(np.argmax(at_epsilon))
+        if near[worst] <= at_epsilon[worst] <= _MAX_TAIL_RATIO * near[worst]:
             break
-        near = [_TAIL_SHARE * delta for delta in there]
+        near = [_TAIL_SHARE * delta for delta in at_epsilon]
     return shift
 
 
