@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, rounding_margin
-from algorithms.gradients.normalised_weights import NormalisedGrad
+from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad
 from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     DenseGrad,
@@ -173,20 +173,40 @@ class PerExampleGradients:
         gradients = self._change_each(lambda each: each.take(chosen))
         return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
 
+    def in_parts(self, size: int) -> Iterator["PerExampleGradients"]:
+        """Yield the gradients of `size` records after another, the last ones with their padding.
+
+        Norms and sums of a part materialise its gradients alone. Padding that fills whole parts is left out.
+        """
+        for start in range(0, len(self.losses), size):
+            part = slice(start, min(start + size, self.rows))
+            losses = self.losses[part]
+            gradients = self._change_each(lambda each, part=part: each.take(part))  # type: ignore[misc]
+            yield replace(
+                self, losses=losses, gradients=gradients, padding=part.stop - part.start - len(losses)
+            )
+
     def _change_each(self, change: Callable[[PerExample], PerExample]) -> dict[str, PerExample]:
         """The gradients of all parameters as they were measured, changed alike.
 
-        A bias is summed with its layer, by which it is known: without it the layer would be rounded in another way.
+        A bias is summed with its layer, by which it is known: without it the layer would be rounded in another way. A
+        gain uses what was computed of its weight.
         """
         measured = {name: as_measured(each) for name, each in self.gradients.items()}
-        changed = {id(each): change(each) for each in measured.values() if not isinstance(each, BiasGrad)}
+        changed = {
+            id(each): change(each)
+            for each in measured.values()
+            if not isinstance(each, BiasGrad | RowFactorGrad)
+        }
 
-        def changed_bias(each: BiasGrad) -> PerExample:
-            layer = changed.get(id(each.of))
-            return BiasGrad(layer) if isinstance(layer, LinearGrad) else change(each)
+        def changed_beside(each: BiasGrad | RowFactorGrad) -> PerExample:
+            of = changed.get(id(each.of))
+            if isinstance(each, BiasGrad):
+                return BiasGrad(of) if isinstance(of, LinearGrad) else change(each)
+            return replace(each, of=of) if isinstance(of, NormalisedGrad) else change(each)
 
         return {
-            name: changed_bias(each) if isinstance(each, BiasGrad) else changed[id(each)]
+            name: changed_beside(each) if isinstance(each, BiasGrad | RowFactorGrad) else changed[id(each)]
             for name, each in measured.items()
         }
 
@@ -199,6 +219,11 @@ class PerExampleGradients:
             return self
         padding = len(self.losses) + self.padding - count
         return replace(self, losses=self.losses[:count], padding=padding).with_measured(self.measured)
+
+    @property
+    def rows(self) -> int:
+        """How many records there are, padding included."""
+        return len(self.losses) + self.padding
 
     @property
     def measured(self) -> dict[str, object]:

@@ -16,7 +16,7 @@ weight they are known in closed form.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -127,7 +127,8 @@ class NormalisedGrad(FromRows):
         total.add_(self.map.apply(added))
 
     def take(self, chosen: Tensor | slice) -> "NormalisedGrad":
-        return NormalisedGrad(self.of.take(chosen), self.map)
+        # A map of its own, as it keeps what norms compute of it: parts of a pass have one form before their norms.
+        return NormalisedGrad(self.of.take(chosen), replace(self.map))
 
     def double(self) -> "NormalisedGrad":
         return NormalisedGrad(self.of.double(), self.map)

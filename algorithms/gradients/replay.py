@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,15 +60,13 @@ class _NotReplayableError(Exception):
 class Replay:
     """One pass of a fixed size as a list of operations.
 
-    run: from parameters, inputs and labels, and those of them that are read as another type, to the losses and all
-    tensors of the gradients. forms: of parameters, inputs and labels. read_as: the index of an argument, and the type
-    that its bits are read as. structure: puts the tensors into gradients by parameter, and what norms left. like: the
-    gradients of the pass that was traced, without its tensors.
+    run: from parameters, inputs and labels to the losses and all tensors of the gradients. forms: of these arguments.
+    structure: puts these into losses, gradients by parameter, and what norms left. like: the gradients of the pass that
+    was traced, without its tensors.
     """
 
     run: Callable[..., Sequence[Tensor]]
     forms: tuple["_Form", ...]
-    read_as: tuple[tuple[int, torch.dtype], ...]
     structure: "_Structure"
     like: PerExampleGradients
 
@@ -79,25 +77,54 @@ class Replay:
         # Views of the parameters are held with their places in memory, which begins with the vector.
         if not has_form or parameters.storage_offset() or torch.is_autocast_enabled("cpu"):
             return None
-        others = [arguments[index].view(dtype) for index, dtype in self.read_as]
         try:
             with torch.no_grad(), _without_optimisation():
-                losses, *tensors = self.run(*arguments, *others)
+                tensors = self.run(*arguments)
         except RuntimeError:  # a recorded pass raises the error in PyTorch's own words
             return None
-        gradients, measured = self.structure.fill(tensors)
+        losses, gradients, measured = self.structure.fill(tensors)
         return replace(self.like, losses=losses, gradients=gradients).with_measured(measured)
 
 
-_Kind = tuple[int, bool]
-"""Of a pass: how many records it has, and whether norms of whole gradients follow."""
+@dataclass(frozen=True)
+class NormReplay:
+    """Norms of whole gradients, for a part of a pass, as a list of operations.
+
+    run: from all tensors of the gradients to these and what norms leave. forms: of these arguments. taken: how they lie
+    in the gradients. structure: puts the results into gradients by parameter, and what norms left.
+    """
+
+    run: Callable[..., Sequence[Tensor]]
+    forms: tuple["_Form", ...]
+    taken: "_Structure"
+    structure: "_Structure"
+
+    def __call__(self, part: PerExampleGradients) -> PerExampleGradients | None:
+        """The part with its norms; None if its gradients have another form, or if an operation fails."""
+        taken = _Structure()
+        try:
+            taken.add(part.gradients)
+            if taken.parts != self.taken.parts or tuple(map(_form, taken.tensors)) != self.forms:
+                return None
+            with torch.no_grad(), _without_optimisation():
+                tensors = self.run(*taken.tensors)
+        except (RuntimeError, _NotReplayableError):
+            return None
+        gradients, measured = self.structure.fill(tensors)
+        return replace(part, gradients=gradients).with_measured(measured)
 
 
-class Replays:
-    """The replays of an engine's passes, for all its threads."""
+_Kind = tuple[int, int]
+"""How many records a pass has, and of how many of them norms of whole gradients are part of the replay."""
+
+R = TypeVar("R")
+
+
+class Replays(Generic[R]):
+    """The replays of an engine's passes, or of their norms, for all its threads."""
 
     def __init__(self) -> None:
-        self._recorded, self._found = Counter[_Kind](), dict[_Kind, Replay | None]()
+        self._recorded, self._found = Counter[_Kind](), dict[_Kind, R | None]()
         self._tracing = threading.Lock()
 
     @property
@@ -105,7 +132,7 @@ class Replays:
         """The sizes of passes that have a replay by now."""
         return tuple({size: None for (size, _), replay in self._found.items() if replay is not None})
 
-    def of(self, kind: _Kind, find: Callable[[], Replay | None]) -> Replay | None:
+    def of(self, kind: _Kind, find: Callable[[], R | None]) -> R | None:
         """The replay of a pass of this kind, found when enough have been recorded; None if this one is to be, too.
 
         One thread at a time finds a replay, as a trace takes memory; others record their passes meanwhile.
@@ -138,18 +165,52 @@ def replay_of(
             gradients.norms(L2(1.0))
         return gradients
 
-    start = near_start(passes.model)
     try:
-        replay = _trace(record, passes, (start, *_arguments(form.draw(size, 0))))
-        points = start, passes.model.initial_parameters()
-        for seed in range(_COMPARED_BATCHES):
-            for sample in _samples(form, size, seed):
-                arguments = points[seed % len(points)], *_arguments(sample)
-                if not _is_same(replay(*arguments), record(*arguments)):
-                    return None
+        replay = _trace(record, passes, _first(passes, form, size))
+        for arguments in _compared(passes, form, size):
+            if not _is_same(replay(*arguments), record(*arguments)):
+                return None
     except Exception:  # as of an operation that TorchScript does not know, or a model that rejects a sample
         return None
     return replay
+
+
+def norm_replay_of(
+    passes: Passes, layouts: Layouts, form: InputSpec, size: int, rows: int
+) -> NormReplay | None:
+    """The replay of norms of whole gradients for parts of so many rows, of a pass of this size; None if there is none.
+
+    Parts have other places in memory, and those of all places are compared.
+    """
+
+    def parts_of(arguments: Inputs) -> list[PerExampleGradients]:
+        gradients = passes.record_gradients(*arguments, layouts)
+        return [part for part in gradients.in_parts(rows) if part.rows == rows]
+
+    try:
+        replay = _trace_norms(parts_of(_first(passes, form, size))[-1], passes)
+        for arguments in _compared(passes, form, size):
+            for part in parts_of(arguments):
+                replayed = replay(part)
+                part.norms(L2(1.0))
+                if not _is_same(replayed, part):
+                    return None
+    except Exception:
+        return None
+    return replay
+
+
+def _first(passes: Passes, form: InputSpec, size: int) -> Inputs:
+    """What is traced."""
+    return near_start(passes.model), *_arguments(form.draw(size, 0))
+
+
+def _compared(passes: Passes, form: InputSpec, size: int) -> Iterator[Inputs]:
+    """What is compared: made-up batches at two points."""
+    points = near_start(passes.model), passes.model.initial_parameters()
+    for seed in range(_COMPARED_BATCHES):
+        for sample in _samples(form, size, seed):
+            yield points[seed % len(points)], *_arguments(sample)
 
 
 def _arguments(sample: SyntheticBatch) -> tuple[Tensor, Tensor]:
@@ -298,28 +359,56 @@ class _Calls(OpTracer):  # type: ignore[no-untyped-call]
 
 def _trace(record: Callable[..., PerExampleGradients], passes: Passes, arguments: Inputs) -> Replay:
     """The replay of a pass, not compared yet."""
-    record(*arguments)  # what is computed once and kept is then there
+    like = record(*arguments)  # what is computed once and kept is then there
+
+    def compute() -> object:
+        traced = record(*arguments)
+        return traced.losses, traced.gradients, traced.measured
+
+    run, structure = _function(compute, passes, arguments)
+    forms = tuple(map(_form, arguments))
+    return Replay(run, forms, structure, replace(like, losses=torch.empty(0), gradients={}))
+
+
+def _trace_norms(part: PerExampleGradients, passes: Passes) -> NormReplay:
+    """The replay of the norms of a part of a pass, not compared yet."""
+    taken = _Structure()
+    taken.add(part.gradients)
+
+    def compute() -> object:
+        # Of other objects, which hold nothing that norms left before.
+        measured = replace(part, gradients=taken.fill(taken.tensors))
+        measured.norms(L2(1.0))
+        return measured.gradients, measured.measured
+
+    compute()
+    run, structure = _function(compute, passes, taken.tensors)
+    return NormReplay(run, tuple(map(_form, taken.tensors)), taken.without_tensors(), structure)
+
+
+def _function(
+    compute: Callable[[], object], passes: Passes, arguments: Sequence[Tensor]
+) -> tuple[Callable[..., Sequence[Tensor]], "_Structure"]:
+    """A computation as a function of tensors, which returns those in its result, and the structure of this."""
     # Parameters count as records: what follows from their values may not be held fast either.
     calls = _Calls(arguments, tuple(held_by(passes.model.module)))
-    with tracing_by(calls, arguments[1]) as tracer:
-        traced = record(*arguments)
+    with tracing_by(calls, arguments[0]) as tracer:
+        traced = compute()
     if not tracer.has_no_branches or tracer.is_drawn:
         raise _NotReplayableError("a value that is read")
     structure = _Structure()
-    structure.add((traced.gradients, traced.measured))
+    structure.add(traced)
     # Otherwise the recorder's tensors would report that their shapes are read.
     with torch.no_grad(), _C.DisableTorchFunctionSubclass():
         graph = _Graph(arguments)
         for call in tracer.calls:
             graph.add(*call)
-        run = graph.function((traced.losses, *structure.tensors))
-    return Replay(
-        run,
-        tuple(map(_form, arguments)),
-        tuple(graph.read_as),
-        structure.without_tensors(),
-        replace(traced, losses=torch.empty(0), gradients={}),
-    )
+        function, read_as = graph.function(structure.tensors), tuple(graph.read_as)
+
+    def run(*given: Tensor) -> Sequence[Tensor]:
+        return function(*given, *(given[index].view(dtype) for index, dtype in read_as))
+
+    return run, structure.without_tensors()
 
 
 class _Graph:

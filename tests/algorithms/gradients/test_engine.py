@@ -130,6 +130,74 @@ def test_copies_of_weights_are_not_counted_for_each_record() -> None:
     assert engine.physical_batch == 64 and engine.pass_bytes <= 3e6
 
 
+class Tokens(nn.Module):
+    """A linear layer on a short sequence, whose materialised gradients are larger than its sides, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 30), nn.Linear(30, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(torch.tanh(self.first(inputs)).mean(dim=1))
+        return outputs
+
+
+OF_TOKENS = Spec(Tokens, (3, 20))
+
+
+@pytest.fixture
+def parts_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are materialised in parts however little memory they take."""
+    monkeypatch.setattr("algorithms.gradients.engine._PART_BYTES", 0.0)
+
+
+@pytest.mark.parametrize("count", [1, 32, 33, 64, 90, 128])
+def test_gradients_in_parts_have_the_sums_and_norms_of_a_loop(
+    count: int, parts_of_any_memory: None, request: pytest.FixtureRequest
+) -> None:
+    if count % 2:
+        request.getfixturevalue("replayed_passes")
+    made = problem(OF_TOKENS, torch.float32, count=count)
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    assert engine.part_size == 32
+    sizes = [len(labels) for _, _, labels in engine.in_parts(*made.arguments)]
+    assert sizes == [min(32, count - start) for start in range(0, count, 32)]
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-5, kind
+        norms = naive.norms(made.model, made.gradients, clipping)
+        assert naive.relative(engine.norms(*made.arguments, clipping), norms) < 1e-5, kind
+
+
+def test_parts_are_materialised_one_after_another(parts_of_any_memory: None) -> None:
+    made = problem(OF_TOKENS, torch.float32, count=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    whole = copy(engine)
+    whole.part_size = None
+    peaks = []
+    for each in (engine, whole):
+        each.clipped_sum(*made.arguments, L2(1.0))
+        with MemoryTracer() as memory:
+            each.clipped_sum(*made.arguments, L2(1.0))
+        peaks.append(memory.peak)
+    materialised = 4 * SMALL * 20 * 30
+    assert peaks[1] - peaks[0] > materialised / 3
+
+
+def test_models_have_parts_where_materialised_gradients_are_most_of_the_memory(
+    parts_of_any_memory: None,
+) -> None:
+    of_tokens = problem(OF_TOKENS, torch.float32)
+    without_sequence = problem(Spec(lambda: nn.Linear(50, 40), (50,)), torch.float32)
+    assert of_tokens.engine(physical_batch=SMALL, limits=BRIEF).part_size == 32
+    assert without_sequence.engine(physical_batch=SMALL, limits=BRIEF).part_size is None
+    assert of_tokens.engine(physical_batch=SMALL, limits=BRIEF, offload=True).part_size is None
+
+
+def test_little_memory_is_not_taken_in_parts() -> None:
+    assert problem(OF_TOKENS, torch.float32).engine(physical_batch=SMALL, limits=BRIEF).part_size is None
+
+
 @pytest.mark.parametrize("name", soak_but(OF_EACH_FORM, TYPICAL))
 @pytest.mark.parametrize("bad", soak_but([math.inf], [math.inf, math.nan, -math.inf]))
 def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, bad: float) -> None:

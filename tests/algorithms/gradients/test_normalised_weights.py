@@ -208,6 +208,15 @@ def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str, limit
     assert NormalisedGrad in kinds
 
 
+def test_gain_of_chosen_records_uses_what_is_computed_of_their_weight() -> None:
+    made = problem(BY_ROWS["weight norm, no sequence"])
+    whole = made.engine(physical_batch=SMALL, limits=BRIEF).contributions(*made.arguments)
+    chosen = whole.take(torch.tensor([1, 3])).gradients
+    (weight,) = (each for each in chosen.values() if isinstance(each, NormalisedGrad))
+    (gain,) = (each for each in chosen.values() if isinstance(each, RowFactorGrad))
+    assert gain.of is weight and len(weight.rows) == 2
+
+
 @pytest.mark.parametrize("together", [normalised_weights.WEIGHTS_AT_ONCE, 1])
 @pytest.mark.parametrize(("name", "limits"), by_limits(SHARED))
 def test_several_weights_are_pulled_back_as_each_alone(

@@ -26,7 +26,7 @@ from algorithms.gradients import (
 from algorithms.gradients import replay as replay_module
 from algorithms.gradients.clipping import Affine, Normalised
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.replay import Replay, Replays, replay_of
+from algorithms.gradients.replay import NormReplay, Replay, Replays, norm_replay_of, replay_of
 from algorithms.gradients.tracer_mode import TracerMode
 from tests.support.gradients.problems import BRIEF
 
@@ -498,3 +498,53 @@ def test_without_torchscript_there_is_no_replay(monkeypatch: pytest.MonkeyPatch)
     assert replay_of(engine.passes, layouts, engine.inspection.form, SIZE) is not None
     monkeypatch.delattr(torch._C, "_create_function_from_graph")
     assert replay_of(engine.passes, layouts, engine.inspection.form, SIZE) is None
+
+
+PARTS = [*((name, SIZE - 1) for name in MODELS), *(("words", count) for count in (SIZE, SIZE // 2, 1))]
+
+
+@pytest.mark.parametrize(("name", "count"), PARTS)
+def test_norms_of_parts_are_replayed_with_the_bits_of_recorded_ones(name: str, count: int) -> None:
+    torch.manual_seed(1)
+    make, shape = MODELS[name]
+    engine = engine_of(make(), shape)
+    engine.part_size = SIZE // 2
+    batch = engine.passes.model.initial_parameters(), *records(shape, count)
+
+    def answers() -> list[Tensor]:
+        return [engine.norms(*batch, L2(1.0)), engine.clipped_sum(*batch, L2(1.0))]
+
+    replayed, replays = answers(), engine._norm_replays
+    assert replays is not None and replays.sizes == engine.replayed_sizes == (SIZE,)
+    engine._replays = engine._norm_replays = None
+    assert all(torch.equal(*pair) for pair in zip(replayed, answers(), strict=True))
+
+
+def test_part_of_another_form_has_no_replayed_norms() -> None:
+    engine = engine_of(Words(), TEXT)
+    layouts = engine.inspection.layouts
+    assert layouts is not None
+    replay = norm_replay_of(engine.passes, layouts, engine.inspection.form, SIZE, 4)
+    assert replay is not None
+    whole = recorded(engine, engine.passes.model.initial_parameters(), *records(TEXT))
+    assert replay(next(whole.in_parts(4))) is not None
+    assert replay(next(whole.in_parts(3))) is None and replay(whole) is None
+    fewer = replace(whole, gradients={name: whole.gradients[name] for name in list(whole.gradients)[1:]})
+    assert replay(next(fewer.in_parts(4))) is None
+
+
+def test_norms_that_differ_in_one_part_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a list of operations that held a place in memory."""
+    engine = engine_of(Words(), TEXT)
+    layouts = engine.inspection.layouts
+    assert layouts is not None
+    calls, replayed = itertools.count(), NormReplay.__call__
+
+    def second_is_wrong(replay: NormReplay, part: PerExampleGradients) -> PerExampleGradients | None:
+        found = replayed(replay, part)
+        if next(calls) % 2 and found is not None:
+            vars(found)["_whole_norms"][0] *= 1.0 + 2.0**-52
+        return found
+
+    monkeypatch.setattr(NormReplay, "__call__", second_is_wrong)
+    assert norm_replay_of(engine.passes, layouts, engine.inspection.form, SIZE, 4) is None
