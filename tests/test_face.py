@@ -78,10 +78,10 @@ def test_prefect_loads_a_projects_flow_beside_modules_of_these_names(tmp_path: P
     (tmp_path / "data").mkdir()
     for name in ("tasks.py", "data/__init__.py", "flows.py", "algorithms.py"):
         (tmp_path / name).write_text("1 / 0\n")
-    code = (  # where `flows.cli.main` imports the packages of all four names
+    code = (  # where a flow starts DVC, which starts stages
         "import subprocess, sys; from prefect.flows import load_flow_from_entrypoint as load;"
         " print(load('epsilonflow.deployed.pipeline').name); import tasks.prepare;"
-        " subprocess.run([sys.executable, '-P', '-c', 'import flows.cli.main'], check=True)"
+        " subprocess.run([sys.executable, '-P', '-c', 'import algorithms, data, flows, tasks'], check=True)"
     )
     own = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT)])}
     command = [sys.executable, "-P", "-c", code]

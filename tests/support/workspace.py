@@ -22,6 +22,7 @@ from data.card import CARDS
 from tasks import calibrate, prepare, train
 from tasks.config import params
 from tasks.runs import store
+from tests.support.beginnings import Beginnings
 from tests.support.checkout import PROJECT
 from tests.support.warm_processes import ModuleProcess
 
@@ -128,10 +129,14 @@ def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path) -> Workspace:
+def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path, beginnings: Beginnings) -> Workspace:
     place = Workspace(tmp_path, own_home)
-    shutil.copytree(prepared_digits, tmp_path / "datasets/prepared")
-    place.set("privacy")
+
+    def plan() -> None:
+        shutil.copytree(prepared_digits, tmp_path / "datasets/prepared")
+        place.set("privacy")
+
+    beginnings.begin("planned digits", {"root": tmp_path}, plan)
     return place
 
 

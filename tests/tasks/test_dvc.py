@@ -220,21 +220,17 @@ def test_a_result_that_was_paid_for_is_free_to_have_again(checkout: Checkout) ->
 def test_pull_in_a_clone_brings_results_and_no_records_and_spends_nothing(
     checkout: Checkout, tmp_path: Path
 ) -> None:
-    identity = {"user.name": "a", "user.email": "a@example.org"}
-    for command in (
-        "dvc remote add --quiet --default storage ../remote",
-        "git add --all",
-        " ".join(["git", *(f"-c {key}={value}" for key, value in identity.items()), "commit -qm run"]),
-        "dvc push --quiet --run-cache",
-        "git clone --quiet . ../clone",
-    ):
-        subprocess.run(command.split(), **checkout.where(), check=True)
+    checkout.dvc("remote", "add", "--quiet", "--default", "storage", "../remote")
+    subprocess.run(["git", "add", "--all"], cwd=checkout.root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "--message", "a run"], cwd=checkout.root, check=True)
+    checkout.dvc("push", "--quiet", "--run-cache")
+    subprocess.run(["git", "clone", "--quiet", ".", "../clone"], cwd=checkout.root, check=True)
     records = {path.read_bytes() for path in checkout.root.glob("datasets/prepared/*.npy")}
     assert len(records) == 4
     for copies in checkout.root / ".dvc/cache", tmp_path / "remote":
         assert not records & {path.read_bytes() for path in copies.rglob("*") if path.is_file()}
     clone = Checkout(tmp_path / "clone", checkout.home)
-    subprocess.run(["dvc", "pull", "--quiet"], **clone.where(), check=True)
+    clone.dvc("pull", "--quiet")
     for name in ("model.safetensors", "privacy_card.json", "metrics.json"):
         assert (clone.root / "artifacts" / name).read_bytes() == (
             checkout.root / "artifacts" / name
