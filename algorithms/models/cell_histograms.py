@@ -210,10 +210,8 @@ class HistogramCells(TargetScaling):
         masses = [
             _without_noise(noisy, noise_std) for noisy in torch.split(counts.double(), list(self.part_sizes))
         ]
-        # [values of the part]: the middle of each value's share of all records that are not missing.
-        quantiles = [
-            (present.cumsum(0) - present / 2) / present.sum() for present in (mass[:-1] for mass in masses)
-        ]
+        # Of all records that are not missing.
+        quantiles = [_middles(mass[:-1]) for mass in masses]
         rows = [
             torch.cat(
                 [(quantiles[part] * self._bins).floor().clamp(max=self._bins - 1), torch.tensor([self._bins])]
@@ -221,12 +219,15 @@ class HistogramCells(TargetScaling):
             for part in self._bin_parts
         ]
         tests = self.tests(masses)
+        # Roots bring more thresholds to where records are few, whose values are often far apart.
+        of_roots = [_middles(mass[:-1].sqrt()) for mass in masses]
         for test in tests:
             if self.parts[test.part].is_ordered:
-                quantile = test.quantile
+                middles, quantile = quantiles[test.part], test.quantile
                 if self._is_by_content:
-                    quantile = _between_values(quantiles[test.part], masses[test.part][:-1], quantile)
-                passed = quantiles[test.part] >= quantile
+                    middles = of_roots[test.part]
+                    quantile = _between_values(middles, masses[test.part][:-1], quantile)
+                passed = middles >= quantile
             else:
                 passed = _about_half(masses[test.part][:-1], test.order)
             rows.append(torch.cat([passed, torch.tensor([False])]))
@@ -256,6 +257,11 @@ def _shares_of_splits(masses: Sequence[Tensor]) -> list[float]:
     roots = [math.sqrt(float(-torch.xlogy(share, share).sum().clamp(max=0.0))) for share in shares]
     total = math.fsum(roots)
     return [root / total for root in roots] if total > 0.0 else [1.0 / len(roots)] * len(roots)
+
+
+def _middles(masses: Tensor) -> Tensor:
+    """The middle of each value's share of all masses, [values] each in [0, 1]."""
+    return (masses.cumsum(0) - masses / 2) / masses.sum()
 
 
 def _between_values(quantiles: Tensor, masses: Tensor, quantile: float) -> float:
