@@ -43,8 +43,9 @@ class CellHistograms(Strict):
 
     noise: multiplier of the release; a count's standard deviation is noise sqrt(F) for F histograms. trees, depth,
     seed: of random trees that replace the public ones. splits: "even", or "by_content" for more tests of columns whose
-    histograms say more, each between values that stand out from the noise. bins: quantile bins of each number, 0 for
-    none. mean_noise: of a number's mean, as for `target_scale`; null for none.
+    histograms say more, each between values that stand out from the noise. learns_finest: whether the model learns the
+    cells of the finest pair of grids of each number, too; else these are for histograms alone. bins: quantile bins of
+    each number, 0 for none. mean_noise: of a number's mean, as for `target_scale`; null for none.
     """
 
     of_cells: ClassVar[bool] = True
@@ -52,6 +53,7 @@ class CellHistograms(Strict):
     trees: Annotated[int, Field(ge=0, le=1024)] = 64
     depth: Annotated[int, Field(ge=1, le=8)] = 4
     splits: Splits = "even"
+    learns_finest: bool = True
     bins: Annotated[int, Field(ge=0, le=255)] = 0
     seed: Annotated[int, Field(ge=0)] = 0
     mean_noise: Positive | None = None
@@ -165,4 +167,5 @@ class TableHistograms:
             tree_share=self.tree_share,
             constant_share=self.constant_share,
             splits=chosen.splits,
+            learns_finest=chosen.learns_finest,
         )

@@ -22,9 +22,10 @@ from data.targets import CardPart
 _MAX_TREES = 1024
 _FINE_GRIDS = (8, 32, 128, 512)
 _FEW_RECORDS, _MANY_RECORDS, _VERY_MANY_RECORDS = 2000, 10_000, 20_000
+_GRIDS_OF_NUMBERS, _RECORDS_FOR_GRIDS_OF_NUMBERS = (4, 16, 64, 256), 40_000
 _MANY_TREES = 128
-Predicts: TypeAlias = Literal["classes", "labels", "number"]
-"""What is predicted: one of several classes, labels that are 0 or 1, or a number."""
+Predicts: TypeAlias = Literal["classes", "labels", "number", "count", "quantile"]
+"""What is predicted: one of several classes, labels that are 0 or 1, the mean of a number or a count, or a quantile."""
 Values: TypeAlias = NDArray[np.float64]
 """Of a part, [n]: numbers as shares of their bounds, categories as their places; NaN if missing."""
 
@@ -59,14 +60,14 @@ def usual_cells(predicts: Predicts, *, classes: int, records: int) -> CellSettin
 
     classes: to predict. records: their number, or a bound on it.
     """
-    if predicts == "number":
-        return CellSettings()
+    if predicts in ("number", "count", "quantile"):
+        is_fine = predicts == "number" and records >= _RECORDS_FOR_GRIDS_OF_NUMBERS
+        return CellSettings(grids=_GRIDS_OF_NUMBERS) if is_fine else CellSettings()
     constant = 0.1 if records <= _FEW_RECORDS else 0.02
     if predicts == "labels":
         return CellSettings(constant_share=constant)
-    is_fine = classes > 2 and records >= _MANY_RECORDS
     usual = CellSettings()
-    grids = _FINE_GRIDS if is_fine else usual.grids
+    grids = _FINE_GRIDS if classes > 2 and records >= _MANY_RECORDS else usual.grids
     trees = _MANY_TREES if records >= _VERY_MANY_RECORDS else usual.trees
     return CellSettings(grids=grids, trees=trees, tree_share=0.25, constant_share=constant)
 

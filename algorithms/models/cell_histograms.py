@@ -41,6 +41,12 @@ class HistogramColumn:
     count: int
     parts: tuple[HistogramPart, ...]
 
+    @property
+    def finest(self) -> tuple[int, ...]:
+        """The positions of a number's finest pair of grids, if it has others."""
+        positions = tuple(at for part in self.parts if len(part.positions) > 1 for at in part.positions)
+        return positions if len(positions) < self.count else ()
+
 
 @dataclass(frozen=True)
 class _Test:
@@ -57,7 +63,8 @@ class HistogramCells(TargetScaling):
     sizes: the number of cells of each position of a row. columns: of the row's beginning. bins: quantile bins of each
     number, 0 for none. is_of_number: whether a number is predicted. tree_share: of a row's squared norm afterwards,
     what belongs to the trees. constant_share: what belongs to the cell that all rows share, which is a row's last; 0
-    for none. splits: how trees choose columns. counts: of all histograms, as released. looked_up: the part of each row
+    for none. splits: how trees choose columns. learns_finest: whether the finest pair of grids of each number has
+    weights; else it is for its histogram alone. counts: of all histograms, as released. looked_up: the part of each row
     of the table.
     """
 
@@ -81,6 +88,7 @@ class HistogramCells(TargetScaling):
         tree_share: float = 0.5,
         constant_share: float = 0.0,
         splits: Splits = "even",
+        learns_finest: bool = True,
     ) -> None:
         super().__init__(shape)
         self.columns = tuple(
@@ -105,6 +113,7 @@ class HistogramCells(TargetScaling):
             **({} if tree_share == 0.5 else {"tree_share": tree_share}),
             **({} if constant_share == 0.0 else {"constant_share": constant_share}),
             **({} if splits == "even" else {"splits": splits}),
+            **({} if learns_finest else {"learns_finest": False}),
         }
         self.is_around_the_model = is_of_number
         self._sizes, self._bins, self._trees, self._depth = tuple(sizes), bins, trees, depth
@@ -112,6 +121,9 @@ class HistogramCells(TargetScaling):
         self._tree_share, self._constant_share = tree_share if trees else 0.0, constant_share
         self.parts = tuple(part for column in self.columns for part in column.parts)
         self._front = sum(column.count for column in self.columns)
+        self._without_weight = (
+            frozenset() if learns_finest else frozenset(at for column in self.columns for at in column.finest)
+        )
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
             raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
         # Each code is at most its size less 1, for a missing number; so their sum, a histogram's cell, is at most
@@ -188,11 +200,13 @@ class HistogramCells(TargetScaling):
         ]
         each = [
             math.sqrt(
-                (1.0 - self._tree_share - self._constant_share) / (len(self.columns) * (column.count + added))
+                (1.0 - self._tree_share - self._constant_share)
+                / (len(self.columns) * (column.count - len(self._without_weight & {*column.finest}) + added))
             )
             for column, added in zip(self.columns, more, strict=True)
         ]
-        weights = [each[index] for index, column in enumerate(self.columns) for _ in range(column.count)]
+        of_positions = (each[index] for index, column in enumerate(self.columns) for _ in range(column.count))
+        weights = [0.0 if at in self._without_weight else weight for at, weight in enumerate(of_positions)]
         weights += [each[columns_of_parts[part]] for part in self._bin_parts]
         weights += [math.sqrt(self._tree_share / max(1, self._trees))] * self._trees
         sizes = [

@@ -786,11 +786,18 @@ def table_of(
         reader |= _header_of(file)[0]
     written = {"missing": list(USUAL_MISSING)} | spellings
     reader |= {key: value for key, value in written.items() if key == "missing" or reader["kind"] == "csv"}
-    kind: Predicts = (
-        "classes" if "classes" in predicts else "labels" if "labels" in predicts["target"] else "number"
-    )
-    cells = usual_cells(kind, classes=len(predicts.get("classes", ())), records=at_most)
+    cells = usual_cells(_kind_of(predicts), classes=len(predicts.get("classes", ())), records=at_most)
     return {**reader, "cells": cells.model_dump(mode="json"), "columns": [dict(column) for column in columns]}
+
+
+def _kind_of(predicts: Document) -> Predicts:
+    """What keys of a card predict. predicts: as in `Declared`."""
+    if "classes" in predicts:
+        return "classes"
+    target = predicts["target"]
+    if "labels" in target:
+        return "labels"
+    return "count" if target.get("counts") else "quantile" if "quantile" in target else "number"
 
 
 def header_of(file: Path) -> tuple[str, ...]:

@@ -61,6 +61,9 @@ _DEVIATIONS_FOR_HISTOGRAMS = 40.0
 bound on their number is public; comparisons/results/tables.md."""
 _MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000, 6000.0
 """More trees, split by content, from so many records, and records in standard deviations of a count, on."""
+_FINE_GRID = 256
+"""From so many cells on, a number's finest grid is for its histogram alone."""
+_VERY_MANY_TREES, _INFORMATION_FOR_VERY_MANY_TREES = 256, 15_000.0
 _DEEP_TREES, _INFORMATION_FOR_DEEP_TREES = 5, 10_000.0
 """Deeper ones, if there are many."""
 _MAX_RATE = 8.0
@@ -230,8 +233,11 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
     mean: Document = {}
     if of_mean is not None:
         mean = {"mean_noise": float(f"{gaussian.noise_for_share(of_mean, epsilon):.3g}")}
-    trees = _trees_by_histograms(card, epsilon) if has_enough else {}
-    return {"name": "histograms" if has_enough else "target_scale", "noise": noise, **trees, **mean}
+    if not has_enough:
+        return {"name": "target_scale", "noise": noise, **mean}
+    is_fine = max(encoding.settings.grids) >= _FINE_GRID
+    counted: Document = {"learns_finest": False} if is_fine else {}
+    return {"name": "histograms", "noise": noise, **_trees_by_histograms(card, epsilon), **counted, **mean}
 
 
 def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
@@ -240,7 +246,8 @@ def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
     information = records / gaussian.noise_for_share(1.0, epsilon)
     if records < _RECORDS_FOR_MANY_TREES or information < _INFORMATION_FOR_MANY_TREES:
         return {}
-    trees: Document = {"splits": "by_content", "trees": _MANY_TREES}
+    is_plenty = information >= _INFORMATION_FOR_VERY_MANY_TREES
+    trees: Document = {"splits": "by_content", "trees": _VERY_MANY_TREES if is_plenty else _MANY_TREES}
     return trees | ({"depth": _DEEP_TREES} if information >= _INFORMATION_FOR_DEEP_TREES else {})
 
 

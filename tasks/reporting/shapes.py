@@ -110,8 +110,9 @@ def explanation_of(model: Path, update: OptimizerConfig | None, trace: pd.DataFr
         return None
     total = encoding.facts.total
     weights = [part for part in tensors.values() if part.ndim == 2 and part.shape[1] == total]
-    has_bins = bool((facts.front or {}).get("bins"))
-    if len(weights) != 1 or has_bins:  # the cells are other ones than those of the card alone
+    front = facts.front or {}
+    has_others = bool(front.get("bins")) or not front.get("learns_finest", True)
+    if len(weights) != 1 or has_others:  # the cells are other ones than those of the card alone
         return None
     units, unit, outputs = _unit_of(facts, tensors)
     noise = parameter_noise(update, trace)

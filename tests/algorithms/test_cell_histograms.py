@@ -248,6 +248,25 @@ def test_every_row_is_a_vector_of_norm_one() -> None:
     assert 1 - 1e-6 < norm <= 1.0
 
 
+def test_the_finest_grids_may_be_for_histograms_alone() -> None:
+    """Their share of the norm belongs to the number's other grids; a number of a single pair keeps it."""
+    columns = (
+        HistogramColumn(4, (HistogramPart((2, 3), True),)),
+        HistogramColumn(2, (HistogramPart((4, 5), True),)),
+        HistogramColumn(1, (HistogramPart((6,), False),)),
+    )
+    settings = CellHistograms(noise=QUIET, trees=2, depth=1, learns_finest=False)
+    made = settings.of_table((3, 3, 9, 9, 5, 5, 4), columns, is_of_number=False).module((7,))
+    sizes, weights = made.layout
+    assert sizes == (3, 3, 9, 9, 5, 5, 4, 2, 2)
+    # Half of the squared norm is for three columns, half for two trees.
+    squares = [1 / 12, 1 / 12, 0, 0, 1 / 12, 1 / 12, 1 / 6, 1 / 4, 1 / 4]
+    assert [weight**2 for weight in weights] == pytest.approx(squares, abs=1e-6)
+    assert made.part_sizes == (17, 9, 4)
+    again = HistogramCells((7,), **{key: value for key, value in made.settings.items() if key != "kind"})
+    assert again.layout == made.layout
+
+
 def test_trees_that_split_evenly_are_the_same_for_ever() -> None:
     """The part of each of their tests is in no model's file, only the seed."""
     tests = features_of(QUIET, trees=2, depth=3).module((len(SIZES),)).tests()

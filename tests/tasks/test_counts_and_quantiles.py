@@ -21,7 +21,7 @@ from data.prepared import load as load_prepared
 from data.targets import Number, Quantile
 from epsilonflow.sklearn import DPRegressor, load
 from tasks.calibrate import histogram_of
-from tasks.config.new_project import of_number
+from tasks.config.new_project import of_number, table_of
 from tasks.config.overrides import recipe
 from tasks.config.params import ParamsRefusedError
 from tasks.export import export
@@ -157,6 +157,18 @@ def test_init_declares_counts_and_quantiles() -> None:
     assert of_number(of, counts=True, quantile=None)["target"] == {"bounds": [0.0, 1.0], "counts": True}
     assert of_number(of, counts=False, quantile=0.9)["target"] == {"bounds": [0.0, 1.0], "quantile": 0.9}
     assert of_number(of, counts=False, quantile=None) == of
+
+
+@pytest.mark.parametrize(
+    ("statistic", "finest"),
+    [({}, 256), ({"counts": True}, 64), ({"quantile": 0.9}, 64), ({"labels": ["a", "b"]}, 64)],
+)
+def test_init_has_the_finest_grid_for_the_mean_of_a_number_alone(
+    statistic: dict[str, Any], finest: int
+) -> None:
+    """Trees split by its counts there; the others have no histograms."""
+    reader = table_of([number("x", 0, 1)], None, {"target": {"bounds": [0.0, 1.0]} | statistic}, {}, 40_000)
+    assert max(reader["cells"]["grids"]) == finest
 
 
 def table(path: Path) -> pd.DataFrame:

@@ -380,7 +380,7 @@ def card_of_prices(
     records: dict[str, int],
     target: dict[str, bool] | None,
     person: Mapping[str, object] | None = None,
-    **cells: float,
+    **cells: object,
 ) -> DataCard:
     """Three columns as cells; target: of what kind the number to predict is, None for classes."""
     columns = (number("x", 0.0, 1.0), number("z", 0.0, 1.0), category("kind", "old", "new"))
@@ -424,11 +424,14 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
     ("records", "epsilon", "trees"),
     [
         ({"train": 19_900, "test": 100}, 3.0, {}),
-        ({"train": 20_000, "test": 100}, 3.0, {"splits": "by_content", "trees": 128, "depth": 5}),
+        ({"train": 20_000, "test": 100}, 2.5, {"splits": "by_content", "trees": 128, "depth": 5}),  # 12,314
+        ({"train": 20_000, "test": 100}, 3.2, {"splits": "by_content", "trees": 256, "depth": 5}),  # 15,260
         ({"train": 22_300, "test": 100}, 1.0, {}),  # 5,979 standard deviations of a count
         ({"train": 22_500, "test": 100}, 1.0, {"splits": "by_content", "trees": 128}),
         ({"train": 37_200, "test": 100}, 1.0, {"splits": "by_content", "trees": 128}),  # 9,973
         ({"train": 37_400, "test": 100}, 1.0, {"splits": "by_content", "trees": 128, "depth": 5}),
+        ({"train": 55_900, "test": 100}, 1.0, {"splits": "by_content", "trees": 128, "depth": 5}),  # 14,987
+        ({"train": 56_000, "test": 100}, 1.0, {"splits": "by_content", "trees": 256, "depth": 5}),  # 15,013
         ({"at_most": 66_000}, 1.0, {}),  # there may be a third of them
         ({"at_most": 112_200}, 1.0, {"splits": "by_content", "trees": 128, "depth": 5}),
     ],
@@ -440,6 +443,13 @@ def test_trees_split_by_content_and_there_are_more_where_there_is_more_to_learn_
     for name in ("noise", "mean_noise"):
         features.pop(name)
     assert features == {"name": "histograms", **trees}
+
+
+@pytest.mark.parametrize(("finest", "is_learned"), [(64, True), (255, True), (256, False), (512, False)])
+def test_the_finest_grid_of_many_cells_is_for_the_histograms_alone(finest: int, is_learned: bool) -> None:
+    for records in (20_000, 40_000):
+        known = card_of_prices({"train": records, "test": 100}, {}, grids=[4, 16, finest])
+        assert recipe(known, "dp_sgd", 1.0).features.get("learns_finest", True) is is_learned
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,12 @@ def test_models_that_are_not_additive_have_no_shapes(workspace: Workspace) -> No
     assert explanation_of(workspace.root / "artifacts/model.safetensors", None, trace) is None
 
 
-@pytest.mark.parametrize(("bins", "trees", "is_shown"), [(0, 8, True), (15, 7, False)])
-def test_a_model_with_quantile_bins_has_no_shapes_even_with_as_many_cells(
-    workspace: Workspace, declared: Callable[..., None], bins: int, trees: int, is_shown: bool
+@pytest.mark.parametrize(
+    ("features", "is_shown"),
+    [({"trees": 8}, True), ({"bins": 15, "trees": 7}, False), ({"trees": 8, "learns_finest": False}, False)],
+)
+def test_a_model_whose_columns_have_other_weights_has_no_shapes_even_with_as_many_cells(
+    workspace: Workspace, declared: Callable[..., None], features: dict[str, Any], is_shown: bool
 ) -> None:
     """16 cells of bins stand for the leaves of a tree; bins share the weight of their column."""
     table(workspace.root / "sizes.csv")
@@ -159,7 +162,7 @@ def test_a_model_with_quantile_bins_has_no_shapes_even_with_as_many_cells(
     declared(
         "sizes.csv", model={"name": "additive"}, reader=reader, records={"at_most": 800}, **TARGETS["big"]
     )
-    workspace.replace("features", {"name": "histograms", "bins": bins, "trees": trees})
+    workspace.replace("features", {"name": "histograms"} | features)
     workspace.train()
     trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
     explanation = explanation_of(workspace.root / "artifacts/model.safetensors", None, trace)
