@@ -41,7 +41,7 @@ from algorithms.raw_scales import warn_of_raw_scales, whole_numbers
 from algorithms.target_scale import TargetScale
 from algorithms.user_warnings import warn_user
 
-Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
 """Losses whose targets are classes, as whole numbers."""
@@ -574,7 +574,7 @@ def _called_with(module: nn.Module, rows: Tensor) -> Any:
 
 def _losses(
     loss: object, records: FitRecords, outputs: tuple[int, ...], *, is_flat: bool
-) -> tuple[Losses, LossBounds | None, int | None]:
+) -> tuple[LossFunction, LossBounds | None, int | None]:
     """The per-record loss [batch], its public bounds, and the class of ignored targets.
 
     outputs: the shape of a record's outputs. is_flat: whether the module gives [batch], as one's own loss takes it.
@@ -683,7 +683,11 @@ def _synthetic_pair(
 
 
 def _check_reduction(
-    reduced: Callable[[Tensor, Tensor], Any], losses: Losses, pair: tuple[Tensor, Tensor], *, is_sum: bool
+    reduced: Callable[[Tensor, Tensor], Any],
+    losses: LossFunction,
+    pair: tuple[Tensor, Tensor],
+    *,
+    is_sum: bool,
 ) -> None:
     """Raises RefusedError if a loss's own value is not the mean, or the sum, of the losses of the records."""
     try:
@@ -757,7 +761,7 @@ def _check_targets(
     )
 
 
-def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:
+def _takes_column(loss: LossFunction, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:
     """Whether a loss takes outputs [batch, 1] for targets [batch], given these shapes of a record's."""
     if outputs != (*targets, 1):
         return False

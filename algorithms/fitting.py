@@ -45,7 +45,7 @@ from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import (
     FitRecords,
-    Losses,
+    LossFunction,
     check_index,
     group_rows_by_user,
     model_of,
@@ -186,7 +186,7 @@ def _naming_unknown(call: F) -> F:
 @torch.enable_grad()
 def fit(  # noqa: PLR0913
     model: nn.Module,
-    loss: Losses | nn.Module | str,
+    loss: LossFunction | nn.Module | str,
     X: Any,
     y: Any = None,
     *,
@@ -439,7 +439,7 @@ class _Training:
         method: Algorithm[Any],
         scale: TargetScale | None,
         *,
-        loss: Losses | nn.Module | str,
+        loss: LossFunction | nn.Module | str,
     ) -> "_Training":
         """The training of a module, whose model for its loss is `model`."""
         if scale is None:

@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias
 
 from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES, noise_for_share
 
-Kind: TypeAlias = Literal["classes", "number"]
+OutputKind: TypeAlias = Literal["classes", "number"]
 """What is predicted."""
 _OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
 """The largest limit, and how it grows with the root of the records in standard deviations of a count."""
-_MIN_IF_SHRUNK: Mapping[Kind, float] = {"classes": 0.5, "number": 0.27}
+_MIN_IF_SHRUNK: Mapping[OutputKind, float] = {"classes": 0.5, "number": 0.27}
 CLIP_OF_COUNTS = 2.0
 """The clip norm of a count's gradients, in which the few large counts weigh: clipped at 1, rates would be too low."""
 _FEW_RECORDS = 272.0
@@ -32,7 +32,7 @@ _MEMORY = 0.1
 """How many of all steps momentum remembers at most, so that the last ones still slow down."""
 
 
-def usual_noise_limit(records: float, epsilon: float, of: Kind, *, is_shrunk: bool = False) -> float:
+def usual_noise_limit(records: float, epsilon: float, of: OutputKind, *, is_shrunk: bool = False) -> float:
     """The limit where records are unit vectors, for log-odds of classes or for a number in units of its scale.
 
     With little information there is little that is worth the noise, so it grows with the root of the records over the

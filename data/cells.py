@@ -145,7 +145,7 @@ class CellColumn:
     parts: tuple[CellHistogram, ...]
 
 
-Part: TypeAlias = Grids | Categories
+CellPart: TypeAlias = Grids | Categories
 """Of what kind the values of a part of a row are."""
 
 
@@ -209,10 +209,10 @@ class CellEncoding:
     """The encoding of rows whose columns have these parts, a list for each column."""
 
     settings: CellSettings
-    columns: tuple[tuple[Part, ...], ...]
+    columns: tuple[tuple[CellPart, ...], ...]
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[CellPart]:
         """The parts of all columns."""
         return [part for column in self.columns for part in column]
 
@@ -271,11 +271,11 @@ class CellEncoding:
             columns.append(CellColumn(start - first, tuple(parts)))
         return tuple(columns)
 
-    def positions_of(self, column: Sequence[Part]) -> int:
+    def positions_of(self, column: Sequence[CellPart]) -> int:
         """How many positions of a row a column has."""
         return sum(len(self._sizes(part)) for part in column)
 
-    def _sizes(self, part: Part) -> list[int]:
+    def _sizes(self, part: CellPart) -> list[int]:
         return part.sizes(self.settings.grids) if isinstance(part, Grids) else part.sizes()
 
     def codes(self, values: Sequence[Values]) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from data.cells import Categories, CellEncoding, CellSettings, Grids, Part
+from data.cells import Categories, CellEncoding, CellPart, CellSettings, Grids
 from data.documents import contradiction
 from data.targets import CardPart, Word
 
@@ -58,7 +58,7 @@ class _Column(CardPart):
         return 1
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         """What an encoding by cells is made of; empty if nothing is made of the column."""
         return ()
 
@@ -88,7 +88,7 @@ class Numeric(_Column):
         return self
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         return (Grids(self.bounds[1] - self.bounds[0]),)
 
 
@@ -107,7 +107,7 @@ class Binned(_Column):
         return len(self.edges) + 1
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         return (Categories(self.width, is_ordered=True),)
 
     @model_validator(mode="after")
@@ -135,7 +135,7 @@ class Categorical(_Column):
         return len(self.categories) + (self.unknown == "other")
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         return (Categories(len(self.categories), is_ordered=self.ordered),)
 
     @model_validator(mode="after")
@@ -160,7 +160,7 @@ class Hashed(_Column):
         return self.cells + 1
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         return (Categories(self.cells),)
 
 
@@ -191,7 +191,7 @@ class Timestamp(_Column):
         return range(first.year, last.year + 1)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         first, last = self.days
         elapsed = Grids(float((last - first).days), logarithmic=False)
         return Categories(len(self.years), is_ordered=True), Categories(12), Categories(7), elapsed
@@ -223,7 +223,7 @@ class Date(_Column):
     months: tuple[Word, ...] = Field(default=MONTHS, min_length=12, max_length=12)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CellPart, ...]:
         return Categories(12), Grids(372.0, logarithmic=False)
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from data.card import DataRefusedError
 from data.description import DatasetInfo
 from data.files import hide, try_lock
 from data.preparation import Preparation
-from data.readers.records import PARTS, Features, Part, RecordBatch, RecordChunk
+from data.readers.records import PARTS, Features, RecordBatch, RecordChunk, SplitPart
 from data.targets import IGNORED
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
@@ -162,7 +162,9 @@ def portions_of(folder: Path) -> Iterator[Path]:
             os.close(held)
 
 
-def _fill(folder: Path, chunks: Iterable[RecordChunk], info: DatasetInfo) -> tuple[Mapping[Part, int], str]:
+def _fill(
+    folder: Path, chunks: Iterable[RecordChunk], info: DatasetInfo
+) -> tuple[Mapping[SplitPart, int], str]:
     """Write the arrays; returns the number of records of each part, and a digest of those that noise is drawn for."""
     owners, halves, groups = bytearray(), bytearray(), list[NDArray[np.int16]]()
     with ExitStack() as stack:
@@ -279,7 +281,7 @@ def _by_person(owners: bytes | bytearray, max_rows: int) -> Iterator[NDArray[np.
         yield np.where(slots < count, order[inside], -1)
 
 
-def _padding(counts: Mapping[Part, int], at_most: int, info: DatasetInfo) -> int:
+def _padding(counts: Mapping[SplitPart, int], at_most: int, info: DatasetInfo) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
     bytes_per_label = prod(info.label_shape) * _label_dtype(info).itemsize
     bytes_per_row = prod(info.input_shape) * _feature_dtype(info).itemsize + bytes_per_label
@@ -410,7 +412,7 @@ def changed_records_error(folder: Path) -> DataRefusedError:
     )
 
 
-def _read(folder: Path, parts: Iterable[Part]) -> tuple[DatasetInfo, list[_Arrays]]:
+def _read(folder: Path, parts: Iterable[SplitPart]) -> tuple[DatasetInfo, list[_Arrays]]:
     try:
         info = DatasetInfo.read(folder)
         return info, [_map(folder, part, info) for part in parts]
@@ -418,7 +420,7 @@ def _read(folder: Path, parts: Iterable[Part]) -> tuple[DatasetInfo, list[_Array
         raise _not_whole(folder) from None
 
 
-def _map(folder: Path, part: Part, info: DatasetInfo) -> _Arrays:
+def _map(folder: Path, part: SplitPart, info: DatasetInfo) -> _Arrays:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     rows = info.rows if part == "train" else ()

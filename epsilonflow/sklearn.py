@@ -33,7 +33,7 @@ from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import MARGINS, squared_error
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
-from algorithms.noise_limits import Kind
+from algorithms.noise_limits import OutputKind
 from algorithms.privacy.accounting import Budget, rounded_up
 from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from algorithms.privacy.card import load_beside
@@ -118,7 +118,7 @@ class _Released:
 class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
-    _kind: ClassVar[Kind]
+    _kind: ClassVar[OutputKind]
     _target_scale: ClassVar[float | None] = None
 
     def __sklearn_tags__(self) -> Any:

@@ -28,7 +28,7 @@ from algorithms.models.saved import TrainedModel
 from algorithms.noise_limits import (
     CLIP_OF_COUNTS,
     USUAL_MOMENTUM,
-    Kind,
+    OutputKind,
     error_share,
     shrink_share,
     usual_momentum,
@@ -176,7 +176,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
 
     has_constant: whether all rows share a cell, by which a classifier can say the frequencies of the classes.
     """
-    kind: Kind = "classes" if loss == "cross_entropy" else "number"
+    kind: OutputKind = "classes" if loss == "cross_entropy" else "number"
     usual = CROSS_ENTROPY if kind == "classes" else SQUARED_ERROR
     curvature = getattr(loss, "curvature", usual.curvature)
     # Frequencies need a cell that all rows share, and a quantile is not what is released.

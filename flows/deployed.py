@@ -43,7 +43,7 @@ from tasks.runs.dvc_stages import (
     checkout_lock,
     reproduce,
 )
-from tasks.runs.metrics import Rows
+from tasks.runs.metrics import TextRows
 from tasks.runs.reservations import Reservation, open_reservations
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stage_main import refusals
@@ -69,7 +69,7 @@ STAGE_LINES.setLevel(logging.INFO)
 STAGE_LINES.propagate = False  # Prefect has the lines already, in the log of the task
 
 
-def publish(root: Path) -> Rows:
+def publish(root: Path) -> TextRows:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
     result, note = run_summary(root), reuse_note_of(root)
     if note is not None:
@@ -160,7 +160,7 @@ class PrefectSteps:
         """Write a line into the log of the flow."""
         get_run_logger().info(text)
 
-    def result(self, root: Path) -> Rows:
+    def result(self, root: Path) -> TextRows:
         """Publish the result, while no other run changes it."""
         self.outcome = outcome_sentence(root)
         return publish(root)
@@ -226,7 +226,7 @@ def pipeline(
     seed: Seed | None = None,
     settings: dict[str, JsonValue] | None = None,
     encoder: str | None = None,
-) -> State[Rows]:
+) -> State[TextRows]:
     """Train a model under differential privacy in this checkout and report what it spent.
 
     Args:
@@ -240,7 +240,7 @@ def pipeline(
     """
     overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
 
-    def run_here() -> State[Rows]:
+    def run_here() -> State[TextRows]:
         labels = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
         label_run("train", *(word for word in labels if word is not None))  # also if it is refused
         root, runner = checkout(), PrefectSteps()
@@ -261,10 +261,10 @@ def pipeline(
 
 
 @flow(name="report", retries=0)
-def report() -> State[Rows]:
+def report() -> State[TextRows]:
     """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
 
-    def report_here() -> State[Rows]:
+    def report_here() -> State[TextRows]:
         label_run("report")
         runner = PrefectSteps()
         rows = run_report(checkout(), runner)

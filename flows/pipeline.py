@@ -16,7 +16,7 @@ from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.params import ParamsRefusedError
 from tasks.config.temporary_params import check_params, override_params, restore_params
 from tasks.runs.dvc_stages import StageRefusedError, checkout_lock
-from tasks.runs.metrics import Rows
+from tasks.runs.metrics import TextRows
 from tasks.runs.reservations import noting_what_was_spent
 
 RunStage = Callable[[str], object]
@@ -32,11 +32,11 @@ class Runner(Protocol):
     def line(self, text: str) -> None:
         """Show a line, as where the run waits for another one."""
 
-    def result(self, root: Path) -> Rows:
+    def result(self, root: Path) -> TextRows:
         """Show what came out, and return it."""
 
 
-def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps_overrides: bool) -> Rows:
+def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps_overrides: bool) -> TextRows:
     """Run the five steps in the checkout at `root`, with `overrides` in params.yaml, and return the result.
 
     keeps_overrides: whether the overrides stay in params.yaml after a run that no stage refused.
@@ -56,7 +56,7 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
         return runner.result(root)
 
 
-def run_report(root: Path, runner: Runner) -> Rows:
+def run_report(root: Path, runner: Runner) -> TextRows:
     """Run the last two steps of the pipeline for the model that is in the checkout, and return the result.
 
     Raises RefusedError if there is none.

@@ -96,7 +96,7 @@ def sources(
     )
 
 
-def _unanswered(question: str, why: str) -> Line:
+def _open_question(question: str, why: str) -> Line:
     return Line(question, None, why)
 
 
@@ -104,7 +104,7 @@ def _nist_guarantee(card: PrivacyCard) -> tuple[Line, ...]:
     setting, change = card.setting, {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced"}
     return (
         Line("2.2 What is epsilon?", words.statement(card), "card: setting, accounting.epsilon"),
-        _unanswered(
+        _open_question(
             "2.2 Does this value of epsilon still give meaningful privacy in this use?",
             "a judgement about people and harm, which no run makes",
         ),
@@ -140,7 +140,7 @@ def _nist_guarantee(card: PrivacyCard) -> tuple[Line, ...]:
             words.holdout(card),
             "card: setting.holdout",
         ),
-        _unanswered(
+        _open_question(
             "2.6 Is anything else released from the same data, without differential privacy?",
             "the ledger has its own releases alone",
         ),
@@ -158,17 +158,17 @@ def _nist_algorithms(card: PrivacyCard, metrics: Metrics | None) -> tuple[Line, 
             "card: implementation, mechanism.queries, accounting.library",
         ),
         _utility("3.2 How accurate is what is released?", metrics),
-        _unanswered(
+        _open_question(
             "3.2 Is it useful for its purpose?", "accuracy is no measure of that; see the line above"
         ),
         _groups(
             "3.3.1 Does it magnify or create systemic bias? What is measured of groups, of which small ones lose most?",
             metrics,
         ),
-        _unanswered(
+        _open_question(
             "3.3.2 Were measures against human bias, such as rounding, weighed?", "not known to a run"
         ),
-        _unanswered(
+        _open_question(
             "3.3.3 How large is the statistical bias of clipping and of processing afterwards?",
             "the card has the bounds, in mechanism.queries; a run does not measure what they cost",
         ),
@@ -184,7 +184,7 @@ def _nist_algorithms(card: PrivacyCard, metrics: Metrics | None) -> tuple[Line, 
             "card: mechanism.algorithm, mechanism.releases, mechanism.model",
         ),
         Line("3.6 Are synthetic data generated with differential privacy?", "None are generated.", "a model"),
-        _unanswered(
+        _open_question(
             "3.7 Of texts, images and other unstructured data: is it clear whose data a record is?",
             "a run knows records, not who appears in them",
         ),
@@ -206,7 +206,7 @@ def _nist_deployment(card: PrivacyCard, audit: AuditSummary | None) -> tuple[Lin
             " released is not.",
             THREATS,
         ),
-        _unanswered("4.2 Does that hold in the real world?", "not known to a run"),
+        _open_question("4.2 Does that hold in the real world?", "not known to a run"),
         Line(
             "4.3 Is floating-point arithmetic covered?",
             f"{words.noise(card)}. {words.software(card)}. {words.rounding(ran.rounding, ran.device)}",
@@ -218,9 +218,11 @@ def _nist_deployment(card: PrivacyCard, audit: AuditSummary | None) -> tuple[Lin
             words.side_channels(card),
             f"card: implementation; {THREATS}",
         ),
-        _unanswered("4.4 How are the raw data secured, at rest and while computing?", "outside of training"),
-        _unanswered("4.4 Who has access to them, and to their keys?", "outside of training"),
-        _unanswered("4.5 Need these data be collected at all, and could less do?", "before the data card"),
+        _open_question(
+            "4.4 How are the raw data secured, at rest and while computing?", "outside of training"
+        ),
+        _open_question("4.4 Who has access to them, and to their keys?", "outside of training"),
+        _open_question("4.5 Need these data be collected at all, and could less do?", "before the data card"),
     )
 
 
@@ -236,7 +238,7 @@ def _edpb_on_training(card: PrivacyCard) -> tuple[Line, ...]:
             f"{setting.title}; {setting.source}",
             "card: setting.source",
         ),
-        _unanswered(
+        _open_question(
             "Selection of sources: by which criteria, are they relevant and adequate, were inappropriate ones left out,"
             " and was collecting personal data avoided or limited?",
             "before the data card",
@@ -246,7 +248,7 @@ def _edpb_on_training(card: PrivacyCard) -> tuple[Line, ...]:
             words.transform(card.mechanism),
             "card: mechanism.transform; the data card",
         ),
-        _unanswered(
+        _open_question(
             "Data preparation and minimisation: could anonymous or pseudonymised data do, was less used, and were"
             " irrelevant data filtered out?",
             "the data card lists columns, not reasons",
@@ -266,7 +268,7 @@ def _edpb_on_training(card: PrivacyCard) -> tuple[Line, ...]:
 
 def _edpb_on_the_model(audit: AuditSummary | None) -> tuple[Line, ...]:
     return (
-        _unanswered(
+        _open_question(
             "Measures regarding outputs: does something lower the likelihood that queries obtain personal data?",
             "not known to a run",
         ),
@@ -278,18 +280,18 @@ def _edpb_on_the_model(audit: AuditSummary | None) -> tuple[Line, ...]:
             "card: events, evidence",
         ),
         _audit_line("Testing: was the method tested for membership inference?", audit),
-        _unanswered(
+        _open_question(
             "Testing: was this very model tested for attribute and membership inference, exfiltration, regurgitation"
             " of training data, model inversion and reconstruction?",
             "audits try the method on made-up records, not this model; a test speaks for the attacks that it tried",
         ),
-        _unanswered(
+        _open_question(
             "Are both likelihoods insignificant for anyone: that personal data of those who were trained on are"
             " extracted from the model directly, probabilistic extraction included, and that queries obtain them,"
             " intentionally or not; with all means reasonably likely to be used by the controller or others?",
             "a conclusion for you, of which the facts above are a part",
         ),
-        _unanswered(
+        _open_question(
             "Documentation: is there an impact assessment, and advice of the data protection officer?",
             "not known to a run",
         ),
@@ -309,14 +311,14 @@ def _ai_act_system(card: PrivacyCard, deployed: Deployment | None) -> tuple[Line
     question = (
         "1(a) What are the intended purpose, the provider, and the version in relation to previous ones?"
     )
-    purpose = _unanswered(question, "deployment in the data card may say so")
+    purpose = _open_question(question, "deployment in the data card may say so")
     if deployed is not None:
         version = f"Version: run {card.evidence.run_id}; its relation to previous ones is yours to add."
         stated = f"Purpose: {deployed.use}. Provider: {', '.join(deployed.curators)}. {version}"
         purpose = Line(question, stated, "deployment in the data card; card: evidence.run_id")
     return (
         purpose,
-        _unanswered(
+        _open_question(
             "1(b) How does it interact with hardware, software and other AI systems?", "outside of training"
         ),
         Line(
@@ -324,11 +326,11 @@ def _ai_act_system(card: PrivacyCard, deployed: Deployment | None) -> tuple[Line
             f"{words.software(card)}.",
             "card: implementation",
         ),
-        _unanswered(
+        _open_question(
             "1(c) and 1(d) What do updates require, and in which forms is it placed on the market?",
             "epsilonflow export and release write forms; which one is used is not known to a run",
         ),
-        _unanswered(
+        _open_question(
             "1(e) to 1(h) On what hardware is it to run, what do its product and its interface look like, and what are"
             " the instructions for use?",
             "not known to a run",
@@ -353,7 +355,7 @@ def _ai_act_development(card: PrivacyCard) -> tuple[Line, ...]:
             f" {_settings(card)}",
             "card: mechanism; plan.json",
         ),
-        _unanswered(
+        _open_question(
             "2(b) What is it to optimise for, with what output, rationale, assumptions and trade-offs, for which"
             " persons or groups?",
             "a run has settings, not reasons",
@@ -363,7 +365,7 @@ def _ai_act_development(card: PrivacyCard) -> tuple[Line, ...]:
             f"Device: {ran.device}. Python {ran.python}.",
             "card: implementation.device",
         ),
-        _unanswered(
+        _open_question(
             "2(c) How do components of software build on each other?", "of the whole system; see 2(a)"
         ),
         Line(
@@ -372,7 +374,7 @@ def _ai_act_development(card: PrivacyCard) -> tuple[Line, ...]:
             f" Number of records: {records}.",
             "card: setting; the data card",
         ),
-        _unanswered(
+        _open_question(
             "2(d) How were the data obtained and selected, labelled and cleaned?", "before the data card"
         ),
     )
@@ -381,16 +383,16 @@ def _ai_act_development(card: PrivacyCard) -> tuple[Line, ...]:
 def _ai_act_validation(metrics: Metrics | None) -> tuple[Line, ...]:
     """Points 2(e) to 2(h) of Annex IV."""
     return (
-        _unanswered(
+        _open_question(
             "2(e) Which human oversight is needed, and what helps to interpret outputs?", "not known to a run"
         ),
-        _unanswered(
+        _open_question(
             "2(f) Which changes are determined in advance, such as training again each week?", "your schedule"
         ),
         _utility(
             "2(g) How was it validated and tested, on what data, by which metrics of accuracy?", metrics
         ),
-        _unanswered(
+        _open_question(
             "2(g) What are potentially discriminatory impacts?",
             "metrics of groups, which privacy.evaluation.by names, help to answer it",
         ),
@@ -400,7 +402,7 @@ def _ai_act_validation(metrics: Metrics | None) -> tuple[Line, ...]:
             " yours to give.",
             "card: signature; the ledger",
         ),
-        _unanswered(
+        _open_question(
             "2(h) Which measures of cybersecurity are in place?",
             "outside of training; see side channels above",
         ),
@@ -410,31 +412,33 @@ def _ai_act_validation(metrics: Metrics | None) -> tuple[Line, ...]:
 def _ai_act_use(metrics: Metrics | None) -> tuple[Line, ...]:
     return (
         _groups("3 What is the accuracy for specific persons or groups on which it is to be used?", metrics),
-        _unanswered(
+        _open_question(
             "3 What unintended outcomes, and risks to health, safety, fundamental rights and of discrimination,"
             " are foreseeable?",
             "not known to a run",
         ),
-        _unanswered(
+        _open_question(
             "3 Which human oversight is in place, and what must input data be?",
             "the data card, and the inputs of an ONNX export, list the columns",
         ),
-        _unanswered(
+        _open_question(
             "4 Are the performance metrics appropriate for this system?", "a judgement about its use"
         ),
-        _unanswered("5 What is the risk management system (Article 9)?", "not known to a run"),
-        _unanswered("6 What was changed through its lifecycle?", "the ledger has each run on these people"),
-        _unanswered(
+        _open_question("5 What is the risk management system (Article 9)?", "not known to a run"),
+        _open_question(
+            "6 What was changed through its lifecycle?", "the ledger has each run on these people"
+        ),
+        _open_question(
             "7 Which harmonised standards, or what in their place, were applied?", "not known to a run"
         ),
-        _unanswered("8 Where is the EU declaration of conformity (Article 47)?", "not known to a run"),
-        _unanswered("9 How is it evaluated after it is on the market (Article 72)?", "not known to a run"),
+        _open_question("8 Where is the EU declaration of conformity (Article 47)?", "not known to a run"),
+        _open_question("9 How is it evaluated after it is on the market (Article 72)?", "not known to a run"),
     )
 
 
 def _audit_line(question: str, audit: AuditSummary | None) -> Line:
     if audit is None:
-        return _unanswered(
+        return _open_question(
             question, "no audit of the method is in this checkout; epsilonflow audit makes one"
         )
     verdict = "refutes" if audit.is_violated else "does not refute"
@@ -447,7 +451,7 @@ def _audit_line(question: str, audit: AuditSummary | None) -> Line:
 
 def _utility(question: str, metrics: Metrics | None) -> Line:
     if not metrics:
-        return _unanswered(question, "no metrics.json lies beside the card")
+        return _open_question(question, "no metrics.json lies beside the card")
     measured = {name: value for name, value in held_out_metrics(metrics).items() if value is not None}
     shown = "; ".join(
         f"{metric_words(name)} {format_metric(value, name)}" for name, value in measured.items()
@@ -461,7 +465,9 @@ def _groups(question: str, metrics: Metrics | None) -> Line:
     by_column = metrics.get("groups", {}) if metrics is not None and is_private(metrics) else {}
     shown = "; ".join(f"by {column}: {group_metrics(groups)}" for column, groups in by_column.items())
     if not shown:
-        return _unanswered(question, "no metric of a group was released; privacy.evaluation.by names groups")
+        return _open_question(
+            question, "no metric of a group was released; privacy.evaluation.by names groups"
+        )
     return Line(question, f"Released {shown}. What that means for them is yours to say.", "metrics.json")
 
 

@@ -29,7 +29,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
 
 Cells: TypeAlias = NDArray[np.float64]
-Releases: TypeAlias = Callable[[EvaluationPlan, Cells, int], Cells]
+EvaluationRelease: TypeAlias = Callable[[EvaluationPlan, Cells, int], Cells]
 """(plan, exact cells, number of the model) -> what leaves."""
 
 DELTA = 1e-5
@@ -63,7 +63,7 @@ def released_values(planned: EvaluationPlan, cells: Cells, model: int) -> Cells:
 
 
 def audit_evaluation(
-    spec: HistogramSpec, releases: Releases = released_values, *, draws: int = 400, seed: int = 0
+    spec: HistogramSpec, releases: EvaluationRelease = released_values, *, draws: int = 400, seed: int = 0
 ) -> EvaluationAudit:
     """Audit the release of a histogram with Gaussian noise at a noise multiplier of 1.
 

@@ -149,7 +149,7 @@ class CachedOutputs:
 
 
 @dataclass(frozen=True)
-class Losses:
+class RecordLosses:
     """The losses of given records, by the model's own function.
 
     labels: [n, ...]. Outputs have the shape [n, o], those of k candidates [k, n, o].
@@ -200,7 +200,7 @@ class _LinearLoss:
 
 
 @dataclass(frozen=True)
-class _Signed(Losses):
+class _Signed(RecordLosses):
     """Losses of v = -y f(x); features absorb the sign, since a linear f has -y f(x) = f(-y x)."""
 
     kind: _LinearLoss
@@ -215,10 +215,10 @@ class _Signed(Losses):
         return self.kind.sums(outputs[..., 0], bound)
 
 
-def losses_of(model: PerExampleModel, labels: Tensor) -> Losses:
+def losses_of(model: PerExampleModel, labels: Tensor) -> RecordLosses:
     """The losses of the records with these labels, with the fastest code for the model."""
     kind = _KINDS.get(model.losses)
-    return Losses(model, labels) if kind is None else _Signed(model, labels, kind)
+    return RecordLosses(model, labels) if kind is None else _Signed(model, labels, kind)
 
 
 def blocks(records: int, numbers: int) -> list[slice]:

@@ -120,8 +120,8 @@ class DPSGDDecay(SampledMethod):
         return state.after(moved, divisor)
 
 
-Positive = Annotated[float, Field(gt=0, le=1e12)]
-NotNegative = Annotated[float, Field(ge=0, le=1e12)]
+BoundedPositive = Annotated[float, Field(gt=0, le=1e12)]
+BoundedNotNegative = Annotated[float, Field(ge=0, le=1e12)]
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,14 @@ class Decay(Strict):
     """
 
     form: Literal["polynomial", "linear_in_sqrt", "constant", "adaptive"] = "polynomial"
-    offset: NotNegative = 20.0
-    rate: NotNegative = 1.0
+    offset: BoundedNotNegative = 20.0
+    rate: BoundedNotNegative = 1.0
     power: Annotated[float, Field(ge=0, le=10)] = 0.5
     end: Annotated[float, Field(ge=-1e12, le=1)] = 0.01
-    beta: NotNegative = 512.0
+    beta: BoundedNotNegative = 512.0
     period: Count = 195
-    least_growth: Positive = 1e-5
-    noise_growth: NotNegative = 0.01
+    least_growth: BoundedPositive = 1e-5
+    noise_growth: BoundedNotNegative = 0.01
 
     def factors(self, steps: int) -> Array:
         """What the learning rate is multiplied by, in "adaptive" as it is foreseen for the noise; shape [steps].

@@ -29,7 +29,7 @@ from algorithms.models.libraries import digest
 from algorithms.models.model import ACTIVATIONS, Model, ModelSettings, ModelSpec
 from algorithms.models.objectives import as_they_are, classifier, cross_entropy
 
-Losses = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def softmax(spec: ModelSpec) -> Model:
@@ -51,7 +51,7 @@ def linear(spec: ModelSpec) -> Model:
 
 
 def two_classes(
-    name: str, losses: Losses, bounds: LossBounds, spec: ModelSpec, *, bias: bool = True
+    name: str, losses: LossFunction, bounds: LossBounds, spec: ModelSpec, *, bias: bool = True
 ) -> Model:
     """A linear layer with one output, for two classes: logistic regression or a linear support vector machine."""
     is_class = spec.predicts == "class"

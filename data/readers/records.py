@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from data.card import DataCard, DataRefusedError
 from data.formats import Format, Pixels, Texts
 
-Part: TypeAlias = Literal["train", "test"]
-PARTS: tuple[Part, Part] = ("train", "test")
+SplitPart: TypeAlias = Literal["train", "test"]
+PARTS: tuple[SplitPart, SplitPart] = ("train", "test")
 Features: TypeAlias = NDArray[Any]
 """Real numbers as float32, or tokens as int32; texts as strings before they are encoded."""
 _AT_ONCE = 1024
@@ -100,7 +100,7 @@ class RecordChunk:
     source: the records' block of the population, if it has blocks.
     """
 
-    part: Part
+    part: SplitPart
     records: RecordBatch
     source: str = ""
 
@@ -243,7 +243,7 @@ def _check_features(card: DataCard, part: str, records: RecordBatch) -> None:
         )
 
 
-def _check_bound(card: DataCard, counts: Mapping[Part, int]) -> None:
+def _check_bound(card: DataCard, counts: Mapping[SplitPart, int]) -> None:
     at_most = card.records.at_most
     if at_most is not None and sum(counts.values()) > at_most:
         what = "records"
@@ -259,7 +259,7 @@ def _check_bound(card: DataCard, counts: Mapping[Part, int]) -> None:
         )
 
 
-def _check_number(card: DataCard, counts: Mapping[Part, int]) -> None:
+def _check_number(card: DataCard, counts: Mapping[SplitPart, int]) -> None:
     for part in PARTS:
         if counts[part] == 0:
             raise DataRefusedError(

@@ -48,7 +48,7 @@ from data.formats import (
 )
 from data.readers import encoding, images, texts
 from data.readers.encoding import check_columns, in_one_spelling
-from data.readers.records import PARTS, Features, Part, RecordBatch, RecordChunk
+from data.readers.records import PARTS, Features, RecordBatch, RecordChunk, SplitPart
 from data.targets import Classes, LabelType, Number, Tags
 
 BLOCK_BYTES = 4 * 2**20
@@ -125,7 +125,7 @@ class RowReader:
         """
         if "images" in self.files and not self.files["images"].is_dir():
             raise images.not_a_folder(self.files["images"])
-        excluded: Mapping[Part, frozenset[bytes]] = {
+        excluded: Mapping[SplitPart, frozenset[bytes]] = {
             "train": self.held_out_people(),
             "test": frozenset(),
         }
@@ -137,14 +137,16 @@ class RowReader:
                 for records in self.batches(rows, str(self.files[part]), part):
                     yield RecordChunk(part, records)
 
-    def tables(self, part: Part, path: Path) -> _Tables:
+    def tables(self, part: SplitPart, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         card = self.card
         return tables(
             part, path, self.declared_reader, card.label_type, more=self._person, names_rows=card.public
         )
 
-    def batches(self, portions: Iterable[pa.Table], where: str, part: Part | None) -> Iterator[RecordBatch]:
+    def batches(
+        self, portions: Iterable[pa.Table], where: str, part: SplitPart | None
+    ) -> Iterator[RecordBatch]:
         """The records of all rows of a source. where: its name in messages. part: of its file; None for a query.
 
         Raises DataRefusedError as `read` does; of public records it names the first row that is wrong.
@@ -207,7 +209,7 @@ class RowReader:
         return frozenset(who for table in self.tables("test", self.files["test"]) for who in self._who(table))
 
     def select_per_person(
-        self, make: Callable[[], _Tables], excluded: frozenset[bytes], part: Part
+        self, make: Callable[[], _Tables], excluded: frozenset[bytes], part: SplitPart
     ) -> _Tables:
         """Select as many rows of each person as the card allows; of public held-out records, all rows.
 
@@ -284,7 +286,7 @@ def in_portions(tables: Iterable[pa.Table], declared: OfRows) -> _Tables:
         yield from (table.slice(start, rows) for start in range(0, max(1, table.num_rows), rows))
 
 
-def _lines_before(declared: OfRows, part: Part) -> int:
+def _lines_before(declared: OfRows, part: SplitPart) -> int:
     """How many lines of a file come before its first record."""
     if isinstance(declared, Csv):
         skipped = declared.skip_lines.test if part == "test" else declared.skip_lines.train
@@ -305,7 +307,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def tables(
-    part: Part,
+    part: SplitPart,
     path: Path,
     declared: OfRows | Rows,
     label_type: LabelType,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from data.card import DataRefusedError
 from data.formats import Reviews, Texts, Tokens
 from data.readers import encoding
-from data.readers.records import PARTS, Part, RecordBatch, RecordChunk
+from data.readers.records import PARTS, RecordBatch, RecordChunk, SplitPart
 from data.targets import Tags
 
 PADDING, UNKNOWN_WORD = 0, 1
@@ -63,9 +63,9 @@ def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterat
 
 def _in_order(
     archive: Path, classes: tuple[str, ...], make: Callable[[str], Any]
-) -> Iterator[tuple[Part, NDArray[np.int64], list[Any]]]:
+) -> Iterator[tuple[SplitPart, NDArray[np.int64], list[Any]]]:
     """For each part, the labels of its texts and what is made of them, in the order of class and number."""
-    by_part: dict[Part, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
+    by_part: dict[SplitPart, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(archive, classes):
         if (label, number) in by_part[part]:
             raise DataRefusedError(
@@ -170,7 +170,7 @@ def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
     return words
 
 
-def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, int, str]]:
+def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[SplitPart, int, int, str]]:
     """Part, class, number and content of each text of the archive, in its order."""
     alternatives = "|".join(re.escape(name) for name in classes)
     pattern = re.compile(rf"(.*/)?(train|test)/({alternatives})/[0-9]+_[0-9]+\.txt")

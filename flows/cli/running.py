@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from flows.pipeline import RunStage
-    from tasks.runs.metrics import Rows
+    from tasks.runs.metrics import TextRows
 
 
 SETTINGS: dict[str, Any] = {
@@ -192,7 +192,7 @@ class StageOutput:
         elif step:
             self.console.print(f"  {text}")
 
-    def result(self, root: Path) -> "Rows":
+    def result(self, root: Path) -> "TextRows":
         """The result of the run in `root`, which the command shows."""
         from tasks.runs.summary import run_summary
 

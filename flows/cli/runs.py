@@ -32,7 +32,7 @@ from flows.cli.running import (
 if TYPE_CHECKING:
     from tasks.config.overrides import ParamOverrides, ParamsEdit
     from tasks.config.params import Params
-    from tasks.runs.metrics import Rows
+    from tasks.runs.metrics import TextRows
 
 Dataset = Annotated[
     str | None, typer.Option(help="Name of a data card. The model and settings follow its recipe.")
@@ -107,14 +107,14 @@ def _describe_run(settings: "Params") -> str:
     )
 
 
-def _run_pipeline(overrides: "ParamOverrides", root: Path, steps: StageOutput) -> "Rows":
+def _run_pipeline(overrides: "ParamOverrides", root: Path, steps: StageOutput) -> "TextRows":
     """Run the pipeline; as a Prefect flow if there is a server."""
     if has_prefect_api():
         with listening(steps):
             from flows.deployed import pipeline
 
             state = stoppable(lambda: pipeline(**asdict(overrides), return_state=True), root)
-            return cast("Rows", require_completed(state).result())
+            return cast("TextRows", require_completed(state).result())
     from flows.pipeline import run_pipeline
 
     return stoppable(lambda: run_pipeline(root, overrides, steps, keeps_overrides=True), root, steps=steps)
@@ -138,7 +138,7 @@ def _check_before_run(root: Path, edit: "ParamsEdit") -> AbstractContextManager[
     return offering(root, document, preview.info, edit.after)
 
 
-def _identical_result(root: Path, overrides: "ParamOverrides") -> "Rows | None":
+def _identical_result(root: Path, overrides: "ParamOverrides") -> "TextRows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from flows.missing_runs import log_missing_run
     from tasks.config.overrides import params_edit

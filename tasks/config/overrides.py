@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from algorithms.core.method import PaperSwitch
     from algorithms.models import Model
     from algorithms.models.outlines import LinearOutline
-    from algorithms.noise_limits import Kind
+    from algorithms.noise_limits import OutputKind
     from algorithms.privacy.accounting import gaussian
 else:
     gaussian = lazy_module("algorithms.privacy.accounting.gaussian")  # it imports SciPy
@@ -398,7 +398,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         update = update | {"learning_rate": float(f"{rate:.2g}")}
         is_number = isinstance(card.label_type, Number)
         if "noise_limit" in update and (is_number or card.label_type.kind in ("class", "labels")):
-            kind: Kind = "number" if is_number else "classes"
+            kind: OutputKind = "number" if is_number else "classes"
             # Frequencies need a cell that all rows share, and a quantile is not what is released.
             can_shrink = card.label_type.kind != "quantile" if is_number else cells.sizes[-1] == 1
             share = shrink_share(known, epsilon) if can_shrink else None

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.model_facts import ModelFacts, facts_of
-from data.cells import CellEncoding, Grids, Part
+from data.cells import CellEncoding, CellPart, Grids
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
 from data.preparation import reader_in, target_in
 from data.targets import Number
@@ -183,7 +183,7 @@ def _shapes(
     return shapes
 
 
-def _values_of(column: Column, part: Part, part_index: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
+def _values_of(column: Column, part: CellPart, part_index: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
     """Values of a column that are shown, as numbers or words, and as the encoding takes them."""
     if isinstance(part, Grids):
         shares = np.linspace(0.0, 1.0, _POINTS)

@@ -598,11 +598,11 @@ def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
     return Outcome(kind, f"{state.period}: {words}", left, models)
 
 
-Decision: TypeAlias = tuple[bool, str, tuple[tuple[str, str], ...]]
+PromotionDecision: TypeAlias = tuple[bool, str, tuple[tuple[str, str], ...]]
 """Whether to promote the new model, why, and the models compared."""
 
 
-def _decide_by_release(work: DeliveryWork, entry: Path, serving: Path | None) -> Decision:
+def _decide_by_release(work: DeliveryWork, entry: Path, serving: Path | None) -> PromotionDecision:
     """The same where held-out people are private: by what was released of the difference of both models on them.
 
     The release is that of the new model's run, so nothing more is spent. A gain counts only where it is above the noise
@@ -633,7 +633,7 @@ def _decide_by_release(work: DeliveryWork, entry: Path, serving: Path | None) ->
     return False, f"the model {serving.name} stays; the new one has {certain}.", models
 
 
-def _decide_promotion(work: DeliveryWork, entry: Path, serving: Path | None) -> Decision:
+def _decide_promotion(work: DeliveryWork, entry: Path, serving: Path | None) -> PromotionDecision:
     """Whether to promote the new model, why, and the models compared on the held-out records of its own blocks."""
     if DatasetInfo.read(work.root / "datasets/prepared").holdout == "private":
         return _decide_by_release(work, entry, serving)

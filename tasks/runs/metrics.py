@@ -17,7 +17,7 @@ from typing_extensions import TypeIs
 from data.files import read_json
 from data.targets import LabelType, Number, TargetKind
 
-Rows = list[tuple[str, str]]
+TextRows = list[tuple[str, str]]
 
 
 class EstimateRow(TypedDict):
@@ -306,7 +306,7 @@ def tracker_key(metrics: Metrics) -> str:
     return _headline(metrics).replace("_", "/", 1)
 
 
-def metric_rows(metrics: Metrics) -> Rows:
+def metric_rows(metrics: Metrics) -> TextRows:
     """The metrics for a terminal, as pairs of a name and a text."""
     rows = _private_rows(metrics) if is_private(metrics) else _kind_in(metrics).rows(metrics)
     shrunk = [("shrinkage", text)] if (text := _shrinkage_text(metrics)) else []
@@ -385,7 +385,7 @@ NOT_EVALUATED = (
 NOISE_DROWNS_IT = "too few people are held out for this epsilon: noise drowns it"
 
 
-def _private_rows(metrics: PrivateMetrics) -> Rows:
+def _private_rows(metrics: PrivateMetrics) -> TextRows:
     estimates = private_estimates(metrics)
     if not estimates:
         return [("held-out metrics", NOT_EVALUATED)]
@@ -541,7 +541,7 @@ def _short(estimate: EstimateRow | None) -> str:
     return f"{percent(estimate['value'])} ({percent(estimate['low'])} to {percent(estimate['high'])})"
 
 
-def _uneven_rows(metrics: Metrics) -> Rows:
+def _uneven_rows(metrics: Metrics) -> TextRows:
     rows = [
         (
             f"rare class {name}",
@@ -602,7 +602,7 @@ def _uneven_sentences(metrics: Metrics) -> str:
     return text
 
 
-def _class_rows(metrics: PublicMetrics) -> Rows:
+def _class_rows(metrics: PublicMetrics) -> TextRows:
     keys = {"AUC": "test_auc", "F1": "test_f1", "calibration error": "calibration_error"}
     further = {
         name: format_metric(value, name)
@@ -690,7 +690,7 @@ _NUMBER_CAPTIONS = (
 )
 
 
-def _number_rows(metrics: PublicMetrics) -> Rows:
+def _number_rows(metrics: PublicMetrics) -> TextRows:
     return [
         ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
@@ -715,7 +715,7 @@ def _number_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
     )
 
 
-def _count_rows(metrics: PublicMetrics) -> Rows:
+def _count_rows(metrics: PublicMetrics) -> TextRows:
     return [
         ("deviance explained (D2)", f"{metrics['test_d2']:.2%}"),
         ("mean Poisson deviance", f"{metrics['test_deviance']:.4g}"),
@@ -742,7 +742,7 @@ def _count_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
     )
 
 
-def _quantile_rows(metrics: PublicMetrics) -> Rows:
+def _quantile_rows(metrics: PublicMetrics) -> TextRows:
     explained = metrics["test_pinball_explained"]
     return [
         ("pinball loss explained (R1)", f"{explained:.2%}"),
@@ -769,7 +769,7 @@ def _quantile_text(metrics: PublicMetrics, records: int, _: float) -> ReportText
     )
 
 
-def _label_rows(metrics: PublicMetrics) -> Rows:
+def _label_rows(metrics: PublicMetrics) -> TextRows:
     micro, macro = metrics["test_micro_f1"], metrics["test_macro_f1"]
     return [
         ("F1 over all labels, averaged over labels", f"{micro:.3f}, {macro:.3f}"),
@@ -803,7 +803,7 @@ def _label_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
     )
 
 
-def _token_rows(metrics: PublicMetrics) -> Rows:
+def _token_rows(metrics: PublicMetrics) -> TextRows:
     return [
         ("perplexity", f"{metrics['test_perplexity']:.4g}"),
         (
@@ -841,7 +841,7 @@ def _token_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
     )
 
 
-def _tag_rows(metrics: PublicMetrics) -> Rows:
+def _tag_rows(metrics: PublicMetrics) -> TextRows:
     entities = metrics.get("test_entity_f1")
     return [
         *([] if entities is None else [("F1 over entities", f"{entities:.3f}")]),
@@ -887,7 +887,7 @@ class _MetricKind:
     """metrics: their names; models are compared by the first, the headline."""
 
     metrics: tuple[str, ...]
-    rows: Callable[[PublicMetrics], Rows]
+    rows: Callable[[PublicMetrics], TextRows]
     text: Callable[[PublicMetrics, int, float], ReportText]
 
     @property

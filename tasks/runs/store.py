@@ -69,7 +69,7 @@ _DIGITS, _POLL_SECONDS = 16, 0.2
 
 _LOG = logging.getLogger(__name__)
 
-Status = Callable[[str], str | None]
+StatusLookup = Callable[[str], str | None]
 """The ledger's status of a run: open, settled, forfeited, or None if it does not know the run."""
 OnRepeat = Callable[[str, bool], bool]
 """Whether to repeat a run that is charged already, given its id and whether its result exists."""
@@ -191,7 +191,7 @@ class RunAttempt:
                     path.unlink()
 
     @contextmanager
-    def abandon_if_refused(self, status: Status) -> Iterator[None]:
+    def abandon_if_refused(self, status: StatusLookup) -> Iterator[None]:
         """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it.
 
         It is also deleted if another home has the run's noise, so that it is not resumed here.
@@ -211,7 +211,7 @@ class RunAttempt:
 def acquire_run(
     home: Path,
     digest: str,
-    status: Status,
+    status: StatusLookup,
     *,
     checkout: Path,
     new_generator: Generator,
@@ -265,7 +265,7 @@ def _notes(folder: Path) -> dict[str, str]:
     return {}
 
 
-def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat) -> str:
+def _choose_attempt(home: Path, digest: str, status: StatusLookup, on_repeat: OnRepeat) -> str:
     """The id of the last attempt, to be resumed or returned, or of a new one."""
     states = _attempts(home, digest, status)
     new = f"{digest}-{len(states) + 1}"
@@ -277,7 +277,7 @@ def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat
     return new if not lost or on_repeat(lost[-1], False) else lost[-1]
 
 
-def _attempts(home: Path, digest: str, status: Status) -> dict[str, str]:
+def _attempts(home: Path, digest: str, status: StatusLookup) -> dict[str, str]:
     """The state of each attempt by its id, the first one first; deletes the folders of forfeited ones."""
     states = dict[str, str]()
     for number in count(1):

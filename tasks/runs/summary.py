@@ -11,7 +11,7 @@ from tasks.runs.ledger import open_ledger
 from tasks.runs.metrics import (
     NOT_EVALUATED,
     Metrics,
-    Rows,
+    TextRows,
     describe_metric,
     held_out_metrics,
     metric_rows,
@@ -21,7 +21,7 @@ from tasks.runs.metrics import (
 REPORT = Path("artifacts/report.html")
 
 
-def run_summary(root: Path) -> Rows:
+def run_summary(root: Path) -> TextRows:
     """The result of the run in `root` as pairs of a name and a text, from the files of the stages and the ledger.
 
     Raises RefusedError if the ledger cannot be read.
@@ -67,7 +67,7 @@ def claimed_cost(metrics: Metrics, receipt: Receipt) -> str | None:
     return f"{rounded_up(metrics['epsilon'])} at delta {metrics['delta']:g}"
 
 
-def two_columns(pairs: Rows) -> Table:
+def two_columns(pairs: TextRows) -> Table:
     """Pairs of a name and a text as a table for a terminal."""
     table = Table(show_header=False)
     table.add_column(no_wrap=True)

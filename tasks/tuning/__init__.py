@@ -75,7 +75,7 @@ def _kind_of_space(value: object) -> str:
     return "range" if isinstance(value, Mapping | Range) else "values"
 
 
-Values = Annotated[
+CandidateValues = Annotated[
     Annotated[Range, Tag("range")] | Annotated[list[JsonValue], Tag("values")], Discriminator(_kind_of_space)
 ]
 
@@ -118,7 +118,7 @@ class Tuning(StrictModel):
     leaves more epsilon for a trial.
     """
 
-    space: dict[str, Values] = Field(min_length=1)
+    space: dict[str, CandidateValues] = Field(min_length=1)
     epsilon: float = Field(gt=0)
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     trials: Draw = Field(default_factory=Draw)

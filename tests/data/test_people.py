@@ -23,7 +23,7 @@ from data.new_records import records_in
 from data.preparation import Preparation
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
-from data.readers.records import Part, RecordBatch, RecordChunk
+from data.readers.records import RecordBatch, RecordChunk, SplitPart
 from data.readers.rows import RowReader
 from data.reading import Digests, read, read_blocks
 from data.targets import IGNORED, Number
@@ -248,7 +248,7 @@ def test_a_block_of_people_is_never_in_memory_as_a_whole(
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
     portions, read_file = list[weakref.ref[pa.Table]](), RowReader.tables
 
-    def tables(reader: RowReader, part: Part, path: Path) -> Iterator[pa.Table]:
+    def tables(reader: RowReader, part: SplitPart, path: Path) -> Iterator[pa.Table]:
         for some in read_file(reader, part, path):
             portions.append(weakref.ref(some))
             yield some

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.readers.records import PARTS, Part, RecordBatch, RecordChunk
+from data.readers.records import PARTS, RecordBatch, RecordChunk, SplitPart
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Parts:
 
 def whole(chunks: Iterable[RecordChunk]) -> Parts:
     """Concatenate all chunks of each part; a part without chunks has no records and no shape."""
-    read: dict[Part, list[RecordBatch]] = {part: [] for part in PARTS}
+    read: dict[SplitPart, list[RecordBatch]] = {part: [] for part in PARTS}
     for chunk in chunks:
         read[chunk.part].append(chunk.records)
     return Parts(*(_joined(read[part]) for part in PARTS))

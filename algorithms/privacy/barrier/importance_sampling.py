@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.gradients import Clipping, Engine, split_passes
 from algorithms.gradients.devices import upload
-from algorithms.privacy.barrier.record_loader import Batch, Rows
+from algorithms.privacy.barrier.record_loader import Batch, RowIndices
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 from algorithms.privacy.mechanisms.sampling import Importance
 
@@ -50,7 +50,7 @@ class LastNorms:
         # Room for norms that have grown since.
         return sampling.oversampling * np.clip(self._norms, sampling.floor * clip_norm, clip_norm)
 
-    def remember(self, rows: Rows, norms: NDArray[np.float64]) -> None:
+    def remember(self, rows: RowIndices, norms: NDArray[np.float64]) -> None:
         """Remember new norms of some records, finite or not."""
         if self._norms is None:
             raise RuntimeError("norms were computed before their records were drawn")
@@ -74,7 +74,7 @@ def importance_sum(
     stream: Stream,
     *,
     engine: Engine,
-    load: Callable[[Rows], Batch],
+    load: Callable[[RowIndices], Batch],
     last: LastNorms,
     by_weight: bool = False,
 ) -> Tensor:
@@ -96,7 +96,7 @@ def importance_sum(
     # Halves of 32 bits: a device compares them in float64, which does not hold all words of 64 bits.
     coins = torch.from_numpy(np.stack(np.divmod(words[:, 1], 2**32), axis=1).astype(np.float64))
 
-    def sum_pass(rows: Rows, *, by_weight: bool) -> tuple[Tensor, Tensor]:
+    def sum_pass(rows: RowIndices, *, by_weight: bool) -> tuple[Tensor, Tensor]:
         """The sum over a pass's accepted records, and the norms of all; by weight, one that is not finite spoils it."""
         total, norms, start = torch.zeros_like(point, dtype=torch.float64), list[Tensor](), 0
         for sum_of_pass, inputs, labels in engine.in_parts(point, *load(rows)):

@@ -27,7 +27,7 @@ from algorithms.privacy.mechanisms.release import (
     minimum_release,
 )
 
-Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
+RecordBlock: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _RECORDS = 2**14
 _KEPT_BYTES = 2**28
@@ -99,15 +99,15 @@ class PerturbedObjective:
             total += rows.T @ (curvatures[:, None] * rows)  # sum of curvature x x^T
         return total
 
-    def _records(self) -> Iterable[Rows]:
+    def _records(self) -> Iterable[RecordBlock]:
         """The blocks of `_read`, cached if they are small enough."""
         return self._cached_blocks if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
 
     @cached_property
-    def _cached_blocks(self) -> list[Rows]:
+    def _cached_blocks(self) -> list[RecordBlock]:
         return list(self._read())
 
-    def _read(self) -> Iterator[Rows]:
+    def _read(self) -> Iterator[RecordBlock]:
         """Yield blocks of features [b, d] float64, labels [b], and bounds on the derivative by the output, [b]."""
         count = len(self.tilt)
         for start in range(0, len(self.labels), _RECORDS):

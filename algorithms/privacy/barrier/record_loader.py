@@ -17,7 +17,7 @@ from algorithms.gradients.devices import upload
 
 T = TypeVar("T")
 
-Rows = NDArray[np.intp]
+RowIndices = NDArray[np.intp]
 """Indices of records."""
 Batch = tuple[Tensor, Tensor]
 """The features and labels of some records."""
@@ -51,7 +51,7 @@ class OnDevice:
         copies = [torch.from_numpy(np.array(part)).to(device) for part in (records.features, records.labels)]
         return cls(records.features, records.labels, (copies[0], copies[1]))
 
-    def take(self, rows: Rows) -> Batch:
+    def take(self, rows: RowIndices) -> Batch:
         """The features and labels at some indices, in that order."""
         chosen = upload(torch.from_numpy(rows), self.tensors[0].device)()
         return self.tensors[0].index_select(0, chosen), self.tensors[1].index_select(0, chosen)
@@ -67,7 +67,7 @@ class RecordLoader:
     device: torch.device
     memory_mb: int
 
-    def read(self, array: NDArray[Any], rows: Rows) -> NDArray[Any]:
+    def read(self, array: NDArray[Any], rows: RowIndices) -> NDArray[Any]:
         """A copy of some rows.
 
         Reading a row of a mapped file may bring its neighbours into memory. So from a file larger than the memory, a
@@ -83,15 +83,15 @@ class RecordLoader:
             array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
         return copies
 
-    def batches(self, records: RecordArrays, rows: Rows, physical_batch: int) -> Iterator[Batch]:
+    def batches(self, records: RecordArrays, rows: RowIndices, physical_batch: int) -> Iterator[Batch]:
         """The records at some indices, in that order, in physical batches on the device; the last may be shorter."""
         return (self.load(records, rows_of_pass) for rows_of_pass in split_passes(rows, physical_batch))
 
-    def load(self, records: RecordArrays, rows: Rows) -> Batch:
+    def load(self, records: RecordArrays, rows: RowIndices) -> Batch:
         """The records at some indices, in that order, on the device."""
         return self._begin_to_load(records, rows)()
 
-    def _begin_to_load(self, records: RecordArrays, rows: Rows) -> Load:
+    def _begin_to_load(self, records: RecordArrays, rows: RowIndices) -> Load:
         """Read records and begin to copy them; the result gives the copies to the thread that computes."""
         if isinstance(records, OnDevice):
             return functools.partial(records.take, rows)
@@ -107,7 +107,7 @@ class RecordLoader:
         fits = records.features.nbytes + records.labels.nbytes <= self.memory_mb * 1e6
         return OnDevice.of(records, self.device) if fits else records
 
-    def prefetch(self, records: RecordArrays, passes: Iterable[Rows]) -> Iterator[Load]:
+    def prefetch(self, records: RecordArrays, passes: Iterable[RowIndices]) -> Iterator[Load]:
         """Yield a function for each pass that returns its records; a GPU's are read during the previous pass."""
         if self.device.type == "cpu" or isinstance(records, OnDevice):
             yield from (functools.partial(self.load, records, rows) for rows in passes)
@@ -120,7 +120,7 @@ def _wait_for(begun: Callable[[], Load]) -> Batch:
     return begun()()
 
 
-def load_ahead(load: Callable[[Rows], T], passes: Iterable[Rows]) -> Iterator[Callable[[], T]]:
+def load_ahead(load: Callable[[RowIndices], T], passes: Iterable[RowIndices]) -> Iterator[Callable[[], T]]:
     """Yield a function for each pass that returns what is loaded for it; another thread loads one pass ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
         before = None

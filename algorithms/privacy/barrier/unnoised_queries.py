@@ -42,7 +42,7 @@ from algorithms.privacy.barrier.frozen_prefix import MappedRecords, frozen_prefi
 from algorithms.privacy.barrier.importance_sampling import LastNorms, importance_sum
 from algorithms.privacy.barrier.minimum import OutOfReachError, solve_minimum
 from algorithms.privacy.barrier.pass_pool import pass_pool
-from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, RecordArrays, Rows
+from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, RecordArrays, RowIndices
 from algorithms.privacy.barrier.statistics import Statistic, answers, moment_sum
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
@@ -375,7 +375,7 @@ class UnnoisedQueries:
         rows = self._sample(release, stream)
         return answers(statistic, self.compute.loader.batches(self.records, rows, size), size)
 
-    def _sample(self, release: Release, stream: Stream) -> Rows:
+    def _sample(self, release: Release, stream: Stream) -> RowIndices:
         if isinstance(release.sampling, Cyclic) and isinstance(release.noise, NoNoise):
             raise TypeError("parts are taken in turn by the steps of correlated noise alone")
         return draw_sample(release.sampling, self._count, stream, step=release.noise.step)
@@ -388,7 +388,7 @@ class UnnoisedQueries:
     def _count(self) -> int:
         return len(self.records.labels)
 
-    def _norms(self, point: Tensor, rows: Rows, bound: L2) -> NDArray[np.float64]:
+    def _norms(self, point: Tensor, rows: RowIndices, bound: L2) -> NDArray[np.float64]:
         """Upper bounds on the norms of the chosen records' gradients, [rows]; not finite if a gradient is not."""
 
         def norms(engine: Engine, records: Load) -> Tensor:
@@ -397,11 +397,11 @@ class UnnoisedQueries:
         each = list(self._pool.map(norms, self._passes(rows)))
         return torch.cat(each).cpu().numpy() if each else np.zeros(0)
 
-    def _passes(self, rows: Rows) -> Iterator[Load]:
+    def _passes(self, rows: RowIndices) -> Iterator[Load]:
         """Yield a function for each pass over some indices that returns its records."""
         return self.compute.loader.prefetch(self.records, split_passes(rows, self.engine.physical_batch))
 
-    def _shared_passes(self, rows: Rows) -> Iterator[Load]:
+    def _shared_passes(self, rows: RowIndices) -> Iterator[Load]:
         """The same for this process's rows; processes that share parameters run equally many passes."""
         if (shards := self.compute.shards) is None:
             return self._passes(rows)
@@ -410,5 +410,5 @@ class UnnoisedQueries:
         missing = shards.max_count(len(passes)) - len(passes)
         return self.compute.loader.prefetch(self.records, [*passes, *[rows[:0]] * missing])
 
-    def _batches(self, rows: Rows) -> Iterator[Batch]:
+    def _batches(self, rows: RowIndices) -> Iterator[Batch]:
         return self.compute.loader.batches(self.records, rows, self.engine.physical_batch)

@@ -355,7 +355,7 @@ MIN_DRAWN_AHEAD = 2**16
 ReleaseKind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count", "evaluation"]
 
 
-Bound = Clipping | Minimum
+QueryBound = Clipping | Minimum
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,7 @@ class Release:
 
     kind: ReleaseKind
     sampling: Sampling
-    clipping: Bound
+    clipping: QueryBound
     noise: Mechanism
     divisor: float = 1.0
 
