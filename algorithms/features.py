@@ -169,6 +169,7 @@ class Whitened(Strict):
         moment = barrier.moment(centre_record, bound=self._moment_bound(shape), noise=noise) / records
         values, vectors = torch.linalg.eigh(moment)
         # Noise makes some negative.
+        # Noise may leave eigenvalues below 0, and the ridge keeps small ones from being blown up.
         values = values.clamp(min=0.0) + self.ridge * float(values.mean().clamp(min=1e-12))
         return {"mean": mean, "matrix": (vectors @ torch.diag(values.rsqrt()) @ vectors.T).float()}
 

@@ -269,6 +269,7 @@ def _by_person(owners: bytes | bytearray, max_rows: int) -> Iterator[NDArray[np.
         >>> [places.tolist() for places in _by_person(b"b" * 16 + b"a" * 16 + b"b" * 16, 2)]
         [[[1, -1], [0, 2]]]
     """
+    # An owner is a digest of 16 bytes, here two numbers. Sorted by it, the rows of a person lie one after the other.
     rows = np.frombuffer(owners, ">u8").reshape(-1, 2)
     order = np.lexsort((rows[:, 1], rows[:, 0]))
     sorted_ = rows[order]

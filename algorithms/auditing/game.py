@@ -463,6 +463,8 @@ def _tree_noise(leaves: int, steps: int) -> Array:
         (a, a + size) for start, end in trees for size in sizes for a in range(start, end - size + 1, size)
     ]
     covers = np.array([[a <= leaf < b for leaf in range(steps)] for a, b in spans], dtype=np.float64)
+    # The sum of the first leaves is that of the largest complete nodes that they fill, from the left. The noise of such
+    # a node is what least squares take of its own and of all nodes below it.
     sums = np.zeros((steps + 1, len(spans)))
     for start, end in trees:
         for done in range(start + 1, end + 1):

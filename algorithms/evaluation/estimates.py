@@ -410,9 +410,11 @@ def _majority(view: NoisyTables) -> Outcome:
     if math.sqrt(noise) > 0.05 * total:
         return NOISE_DROWNS_IT
     shares = np.clip(counts / total, 0.0, 1.0)
+    # Of a count less its share of the total: the noise of both, and that these people are a sample.
     variances = noise + total_noise * shares**2 + total * shares * (1 - shares)
     deviations = np.sqrt(variances)
     quantile, beyond = NormalDist().inv_cdf, normal_cdf(-cells.z)
+    # So wide that the intervals of all classes hold at once: no class below a contender can be the most frequent one.
     every = -quantile(beyond / classes) * deviations
     contenders = int(np.sum(counts + every >= (counts - every).max()))
     first = hits[int(np.argmax(counts))]

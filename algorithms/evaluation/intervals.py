@@ -130,6 +130,7 @@ def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool =
     # Covariances of numerator and denominator.
     nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
 
+    # Of N - t D where t is the ratio, to which a hit adds 1 - t, or twice that where it counts twice, and a miss -t.
     def variance(t: float) -> float:
         return below * t * (1 - t) * ((2 - t) if twice else 1.0) + nn - 2 * t * nd + t * t * dd
 
@@ -283,6 +284,7 @@ def mean_of_sums(total: float, people: float, squares: float, noise: float, peop
         return TOO_FEW
     spread = min(max(squares, total * total / people, 0.0), people)
 
+    # Of the sum less t times the number: the sum of (v - t)^2, and the noise of both.
     def variance(t: float) -> float:
         return max(spread - 2 * t * total + t * t * people, 0.0) + noise**2 + (t * people_noise) ** 2
 

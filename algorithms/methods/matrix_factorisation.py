@@ -451,6 +451,7 @@ def _inverse_function() -> type[torch.autograd.Function]:
                 lags = range(ctx.bands)
                 moved = [-(back[lag:] @ inverse.numpy()[: len(inverse) - lag]) for lag in lags]
                 return torch.tensor(moved, dtype=torch.float64), None
+            # The adjoint of a convolution is a correlation, hence the conjugate; twice the length, so that none wraps.
             size = 2 * len(inverse)
             square = torch.fft.irfft(torch.fft.rfft(inverse, n=size).square(), n=size)[: len(inverse)]
             product = torch.fft.rfft(slopes, n=size) * torch.fft.rfft(square, n=size).conj()

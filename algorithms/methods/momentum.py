@@ -148,7 +148,7 @@ def _recursion(stages: Sequence[Stage], curve: Curvature) -> tuple[Array, Array]
     shrinking, added = [], []
     for index, stage in enumerate(stages):
         rate = math.log1p(-math.sqrt(curve.strong_convexity * stage.step_size))
-        restart = 0.0 if index == 0 else math.log(2.0)
+        restart = 0.0 if index == 0 else math.log(2.0)  # a new stage starts with twice the bound of the last
         shrinking += [rate + restart] + [rate] * (stage.steps - 1)
         added += [stage.step_size * (1.0 + stage.step_size * curve.smoothness)] * stage.steps
     return np.array(shrinking), np.array(added)

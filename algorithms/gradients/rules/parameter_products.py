@@ -242,6 +242,7 @@ def _exponentials(matrix: Tensor, points: Sequence[float]) -> Tensor:
 
     As a power of exp(matrix / _PARTS) and the rest by the exponential's series.
     """
+    # With n parts and t n = k + r: exp(t A) = exp(A / n)^k exp(r A / n), whose series need few terms.
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     terms = [identity, matrix / _PARTS]
     while len(terms) <= _TERMS:

@@ -64,6 +64,8 @@ def _normal(t: Array, scale: Array) -> tuple[Array, Array, float, float]:
     scale: The size of the terms that t is a difference of, which rounding is relative to.
     """
     masses, tails = normal_masses(t)
+    # Relative to a tail: what the function itself loses, and how far it moves as t is rounded relative to `scale`; the
+    # density is at most 1 + |t| times the tail.
     with np.errstate(invalid="ignore"):
         errors = _ROUNDING * tails * (4.0 + np.square(t) + (1.0 + np.abs(t)) * scale)
     errors = np.where(tails > 0, errors, 0.0)

@@ -337,6 +337,7 @@ class _KindCell:
         second = self._count - first
         if first == 0 or self._deviation == 0:
             return [(*np.exp(self._mean).tolist(), self._count)]
+        # Two points that have the mean of all and, with these counts, their deviation along the axis.
         step = self._deviation * self._axis
         return [
             (*np.exp(self._mean + math.sqrt(second / first) * step).tolist(), first),

@@ -62,6 +62,7 @@ def extrapolated_epsilon(
         sums = GridComposition(plds, grid, delta, rough, decisive)
         finer = sums.epsilon(delta)
         gain, cost = abs(cost - finer) if cost < math.inf else math.inf, min(cost, finer)
+        # Where each halving divides the error by f, it has gained f - 1 times the error that is left.
         remaining = gain / (_fall(earlier, gain) - 1)
         tolerance = MIN_GRID_ERROR
         if cost < math.inf:

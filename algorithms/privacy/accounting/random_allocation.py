@@ -486,6 +486,8 @@ def _on_points(points: Array, z: float) -> Array:
     with np.errstate(divide="ignore"):
         under_q = z * np.log(points) + 0.5 / z
     (q, _), (mean, _) = normal_masses(under_q), normal_masses(under_q - 1 / z)
+    # The mean of Y = P / Q in a cell under Q is the cell's mass under P. Its mass goes to both ends so that this stays,
+    # by which means of convex functions of Y only grow.
     up = np.clip((mean - points[:-1] * q) / np.diff(points), 0.0, q)
     masses = np.append(q - up, float(ndtr(-under_q[-1])))
     masses[1:] += up

@@ -310,6 +310,7 @@ def rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 def rdp_of_objective(noise_multiplier: float, curvature_ratio: float, orders: np.ndarray) -> np.ndarray:
     """Bounds for the privacy loss of `mechanism_plds.ObjectivePLD`: Redberg, Koskela and Wang 2023."""
+    # For a standard normal Z, E exp((order - 1) s |Z|) is 2 exp(((order - 1) s)^2 / 2) Phi((order - 1) s).
     s = 1.0 / noise_multiplier
     divergences: np.ndarray = (
         math.log1p(curvature_ratio)
