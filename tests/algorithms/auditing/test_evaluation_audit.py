@@ -25,15 +25,20 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", soak_but([name for name in SPECS if name != "classes"], SPECS))
-def test_the_release_of_held_out_records_is_not_accused(name: str) -> None:
-    found = audit_evaluation(SPECS[name], draws=300)
+def test_the_release_of_held_out_records_has_its_noise_and_its_bound(name: str) -> None:
+    found = audit_evaluation(SPECS[name], draws=20)
     assert not found.is_violated, found
-    # The worst record reaches the bound, so the attack comes near the claim of 4.38, of a multiplier of 1; but for what
-    # temperatures gain, of which no record has the largest for each.
-    assert found.claimed == pytest.approx(4.377, abs=0.01)
-    assert 1.2 < found.attack.epsilon_lower_bound <= found.claimed
+    assert found.claimed == pytest.approx(4.377, abs=0.01)  # of a multiplier of 1
     reach = {check.name: check.seen for check in found.checks}["reach of a record"]
     assert (0.85 if name == "classes, halves" else 1 - 1e-3) <= reach <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("name", soak_but(["groups", "score"], SPECS))
+def test_an_attack_on_held_out_records_comes_near_the_claim(name: str) -> None:
+    """The worst record reaches the bound, but for what temperatures gain: no record has the largest for each."""
+    found = audit_evaluation(SPECS[name], draws=300)
+    assert not found.is_violated, found
+    assert 1.2 < found.attack.epsilon_lower_bound <= found.claimed
 
 
 def noise_on_the_rounded_metric(planned: EvaluationPlan, cells: Any, model: int) -> Any:
