@@ -258,21 +258,20 @@ WITH_OTHERS = {
     *("parts of a packed weight", "parts of a packed weight, without a sequence", "parts of parts"),
     *("attention to other inputs", "first layer frozen", "layer in the middle frozen", "bias frozen"),
     *("weight frozen", "attention, projections frozen", "attention, output frozen", "position looked up"),
-    *("product with a matrix", "transposed weight", "transformer decoder layer"),
+    *("product with a matrix", "transposed weight", "transformer decoder layer", "low-rank adaptation"),
+    *("linear, used on parts of different length", "linear, used again", "lstm, used again", "distances"),
+    *("scale and shift", "position added"),
 }
 """Networks whose gradients have the forms of those of others."""
 IN_SUITE = [
     *(name for name in SPECS if not (name in LAYERS or name in REPEATS or name in WITH_OTHERS)),
     *(name for name in TYPICAL + ON_TOKENS if name in LAYERS),
     *(
-        "linear, no bias",
         "conv1d, all settings",
-        "conv2d, groups",
         "conv2d, depthwise",
-        "embedding, one entry",
     ),
     *("transposed 2d, all settings", "prelu", "bags in records", "weighted bags", "group norm", "rms norm"),
-    *("instance norm 2d", "batch norm 1d, fixed", "lstm cell", "attention with padding"),
+    *("batch norm 1d, fixed", "lstm cell", "attention with padding"),
 ]
 """Models of every kind, and one layer of each form of gradient."""
 OF_ANY_MODEL = [

@@ -104,8 +104,25 @@ PRODUCTS = {
 }
 
 
+LIKE_OTHERS = {
+    *("einsum of a vector", "einsum, output first in the weight", "einsum, sum over the sequence"),
+    *("einsum, upper letters", "matmul with a vector", "matmul, stretched", "matmul, one for all"),
+    *("tensordot", "bilinear", "repeat within", "repeat by heads"),
+}
+"""Products that take the branches of others in other orders of their letters."""
+IN_FULL = ["einsum, blocks", "folded records", "repeat"]
+
+
 @pytest.mark.parametrize(
-    ("name", "limits"), by_limits(PRODUCTS, in_full=["einsum, blocks", "folded records", "repeat"])
+    ("name", "limits"),
+    [
+        *by_limits([name for name in PRODUCTS if name not in LIKE_OTHERS], in_full=IN_FULL),
+        *(
+            pytest.param(name, limits, marks=pytest.mark.soak)
+            for name in sorted(LIKE_OTHERS)
+            for limits in (BRIEF, InspectionLimits())
+        ),
+    ],
 )
 def test_a_product_has_the_gradients_of_the_loop(name: str, limits: InspectionLimits) -> None:
     made = problem(PRODUCTS[name])

@@ -392,17 +392,13 @@ REPEATS = {
     *("transposed 2d, one place", "conv1d of images in a record", "group norm of images in a record"),
     *("prelu of images in a record", "prelu", "layer norm, no bias", "layer norm, the whole record"),
     *("rms norm", "group norm, sequence", "instance norm 1d", "batch norm 1d, fixed, sequence"),
-    *(
-        "lstm, 1 layers, 1 directions, biases, batch first",
-        "relu, 1 layers, 1 directions, biases, batch first",
-    ),
-    *("lstm, the last state", "lstm of sequences in a record", "attention without weights, batch first"),
-    *("attention without bias", "attention across, batch first, without weights", "bags of a large table"),
-    *("a sum of a large table", "embedding, sentences", "embedding, padding from the end"),
+    *("lstm, 1 layers, 1 directions, biases, batch first", "lstm, the last state", "bags of a large table"),
+    *("attention without weights, batch first", "attention across, batch first, without weights"),
+    *("a sum of a large table", "embedding, padding from the end"),
     *("linear sequence, used again", "group norm, used again", "layer in the middle frozen", "bias frozen"),
     "attention, projections frozen",
 }
-"""Of settings that others have two at a time, with no branch of their own: `make soak` takes them, too."""
+"""Of settings that others have two at a time, with no branch or function of their own: `make soak` takes them, too."""
 
 TYPICAL = [
     "linear",
