@@ -25,6 +25,7 @@ from tests.support import bench
 from tests.support.barriers import barrier
 from tests.support.device import DEVICE
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 
 ROWS, PEOPLE = 3, 10
 COUNTS = torch.tensor([1, 2, 3, 3, 2, 1, 3, 1, 2, 3])
@@ -124,7 +125,23 @@ def test_no_person_adds_more_than_the_bound_however_many_rows_it_has() -> None:
 REFUSED = {"lbfgs", "objective_perturbation", "output_perturbation"}
 
 
-@pytest.mark.parametrize("name", bench.SETTINGS)
+ASKING = [
+    *(
+        "dp_sgd",
+        "quantile_clipping",
+        "adaclip",
+        "dpis",
+        "dp_agd",
+        "matrix_factorisation",
+        "priv_gene",
+        "majority",
+    ),
+    *sorted(REFUSED),
+]
+"""One method for each kind of query of the barrier, which alone sees the rows, and those that are refused."""
+
+
+@pytest.mark.parametrize("name", soak_but(ASKING, bench.SETTINGS))
 def test_people_whose_rows_are_alike_are_trained_on_as_one_row(name: str, tmp_path: Path) -> None:
     """By every method that takes steps; those that ask the barrier for a minimum refuse in their plan."""
     method, model = bench.algorithm(name), bench.small_model("logistic", classes=2)

@@ -258,7 +258,7 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize(("mean", "shape", "kinds", "delta"), soak_but(SEARCHES[:-1], SEARCHES))
+@pytest.mark.parametrize(("mean", "shape", "kinds", "delta"), soak_but(SEARCHES[:-2], SEARCHES))
 def test_a_search_alone_costs_what_its_whole_profile_says(
     mean: float, shape: float, kinds: list[tuple[float, float, int]], delta: float
 ) -> None:
@@ -305,7 +305,7 @@ def test_the_worst_of_the_candidates_counts_at_each_order() -> None:
 
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
 def test_the_number_of_trials_has_the_mean_that_is_priced(shape: float) -> None:
-    numbers = np.array([Trials(6.0, shape).number((u + 0.5) / 2_000) for u in range(2_000)])
+    numbers = np.array([Trials(6.0, shape).number((u + 0.5) / 500) for u in range(500)])
     assert numbers.mean() == pytest.approx(6.0, rel=0.02)
     assert numbers.min() == (0 if math.isinf(shape) else 1)
 
