@@ -293,6 +293,6 @@ def forecast(
                 left = tuple(max(0.0, have - part) for have, part in zip(block.left, price, strict=True))
                 current[index] = replace(block, left=left, runs=block.runs + 1)
         retired = exhausted_blocks(current, smallest, pricing if isinstance(pricing, Spread) else None)
-        current = [replace(block, retired=block.retired or block.name in retired) for block in current]
+        current = [replace(block, retired=True) if block.name in retired else block for block in current]
         done.append(PlannedRetraining(number, used, price, retired))
     return Forecast(tuple(done), None)
