@@ -17,6 +17,7 @@ from tasks.config import params
 from tasks.preflight.preview import preview_run
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 from tests.support.workspace import PARAMS, Workspace
 
 
@@ -171,7 +172,10 @@ def test_there_is_a_preset() -> None:
     assert PRESETS
 
 
-@pytest.mark.parametrize(("epsilon", "before", "now"), [(1.0, 48, 19), (0.1, 8, 2)])
+STOPS = [(1.0, 48, 19), (0.1, 8, 2)]
+
+
+@pytest.mark.parametrize(("epsilon", "before", "now"), soak_but([STOPS[0]], STOPS))
 def test_nesterov_stops_by_the_loss_that_logistic_regression_starts_with(
     epsilon: float, before: int, now: int
 ) -> None:

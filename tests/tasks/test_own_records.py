@@ -36,6 +36,7 @@ from tasks.runs import store
 from tasks.runs.dvc_process import code_has_changed
 from tests.support import tiny_encoder
 from tests.support.cards import csv_of, label, number
+from tests.support.own_code import own_code_alone as own_code_alone
 from tests.support.own_records import _write, finish
 from tests.support.own_records import declared as declared
 from tests.support.public_texts import WORDS, publish

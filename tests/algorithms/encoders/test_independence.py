@@ -12,6 +12,7 @@ from torch import nn
 from algorithms.encoders import Encoder, EncoderSettings, encoder
 from algorithms.encoders.independence import check_encoder_is_independent, in_portions
 from algorithms.errors import ModelRefusedError
+from tests.support.own_code import own_code_alone as own_code_alone
 
 SHAPE = (1, 6, 6)
 

@@ -37,11 +37,13 @@ from tasks.runs.signing import signing_key
 from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, SearchTrial, in_threads, one_by_one, tune
+from tests.support.own_code import own_code_alone
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 from tests.support.workspace import killed_in
 from tests.tasks.tuning.searching import BASE, SPACE, ledger_of, never, place
 
-__all__ = ["place"]
+__all__ = ["own_code_alone", "place"]
 
 SEARCH_PLANS: dict[str, SearchPlan] = {}
 """What was searched for is the same in many tests."""
@@ -277,7 +279,7 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
     assert inside.epsilon_per_trial < shared.epsilon_per_trial < shared.cost <= 4.0
 
 
-@pytest.mark.parametrize("times", [1.1, 1.5])
+@pytest.mark.parametrize("times", soak_but([1.1], [1.1, 1.5]))
 def test_whatever_features_leave_goes_to_the_trials(place: Path, times: float) -> None:
     alone = epsilon([(MEAN, 1)], 1e-5)
     found = search_of(place, base=CENTRED, epsilon=times * alone).search_plan
