@@ -740,6 +740,7 @@ def _document(path: Path) -> Document:
 
 def _bad_card(path: Path, document: object, errors: list[ErrorDetails]) -> DataRefusedError:
     """The refusal of the first of the errors that pydantic found in a card."""
+    # A misspelt key is two errors, one that is missing and one that is unknown: they become one refusal.
     first, *others = errors
     unknown = [str(other["loc"][-1]) for other in others if other["type"] == "extra_forbidden"]
     meant = get_close_matches(str(first["loc"][-1]), unknown, 1) if first["type"] == "missing" else []

@@ -56,6 +56,8 @@ class HeldOut:
         features = np.asarray(self.test_features[rows])
         indices = np.full((len(features), len(columns)), -1, np.int64)
         for at, group in enumerate(by_name[name] for name in columns):
+            # Of a column that is no feature indices are stored apart; of others a cell is the index, or one of several
+            # features is 1.
             count = len(group.values)
             if group.start is None:
                 assert self.test_groups is not None

@@ -616,6 +616,7 @@ def area_under_curve(is_positive: NDArray[np.bool_], scores: NDArray[np.floating
         0.75
     """
     _, value_of, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    # Equal scores share their mean rank. The positives' ranks, less what they are at least, count the pairs in order.
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[value_of]
     positive = int(is_positive.sum())
     above = float(ranks[is_positive].sum()) - positive * (positive + 1) / 2

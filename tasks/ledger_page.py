@@ -123,7 +123,7 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]
         for past in pasts
     ]
     cap = ledger.balance(name).cap.epsilon
-    is_near = cap <= 4 * max(spent)
+    is_near = cap <= 4 * max(spent)  # below a cap that is far away the line would lie flat
     top = cap if is_near else 1.1 * max(spent)
     if not math.isfinite(top) or top <= 0:
         return None
@@ -132,6 +132,7 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]
     def point_at(number: int, value: float) -> tuple[float, float]:
         return _MARGIN + wide * number / max(1, len(spent) - 1), _MARGIN + high * (1 - value / top)
 
+    # Stairs: what is spent stays the same until the next run.
     points: list[tuple[float, float]] = []
     for number, value in enumerate(spent):
         across, down = point_at(number, value)

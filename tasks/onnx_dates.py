@@ -94,6 +94,7 @@ def moments(graph: Graph, column: Timestamp, missing: Sequence[str]) -> Moments:
     for value, low, high in (
         (of.plus(year, -float(first.year)), 0.0, float(last.year - first.year)),
         (of.plus(month, -1.0), first.month - 1.0, last.month - 1.0),
+        # Day 1 was a Monday, which is 0.
         (of.rest(of.plus(days, 6.0), 7.0), float(first.weekday()), float(last.weekday())),
         (of.times(elapsed, 1 / span), 0.0, 1.0),
     ):

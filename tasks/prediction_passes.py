@@ -78,6 +78,7 @@ def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tens
     """
     if isinstance(label_type, Quantile):
         above = labels - scores[:, 0].clamp(-1.0, 1.0)
+        # An error is at most 2, so that the loss is at most 2 max(q, 1 - q).
         pinball = torch.maximum(label_type.quantile * above, (label_type.quantile - 1.0) * above)
         return 1.0 - pinball / (2.0 * max(label_type.quantile, 1.0 - label_type.quantile))
     if isinstance(label_type, Number):

@@ -404,6 +404,7 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
     days, absent = numbers(table[column.day], missing, where, refuses_missing=False)
     if absent.any():
         raise _is_missing(where, "correct the file")
+    # An unknown month has the index 12. That a month has fewer than 31 days decides nothing: each has 31 numbers.
     real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
     if not real.all():
         raise DataRefusedError(

@@ -163,12 +163,15 @@ def _shapes(
             grids = encoding.settings.grids
             steps = np.append(shares, np.nan)
             codes = part.codes(steps, grids) if isinstance(part, Grids) else part.codes(steps)
+            # A value is in one cell of each grid, and adds their parameters up, by the grids' weights.
             effects = np.zeros((len(steps), len(weights)))
             for offset, code in enumerate(codes, start=position):
                 effects += facts.weights[offset] * weights[:, first[offset] + code].T
             squares = math.fsum(weight**2 for weight in facts.weights[position : position + len(codes)])
             position += len(codes)
-            effects -= effects[:-1].mean(axis=0)
+            effects -= effects[:-1].mean(
+                axis=0
+            )  # only differences say something, without the missing value's
             names = _PARTS.get(type(column))
             shapes.append(
                 Shape(

@@ -209,6 +209,7 @@ def metric_units(name: str, label_type: LabelType) -> float:
 
 def interval(accuracy: float, records: int) -> tuple[float, float]:
     """Wilson's 95 % interval of an accuracy on this number of held-out records."""
+    # The ends p of |p - accuracy| = z sqrt(p (1 - p) / records), a quadratic equation (Wilson 1927).
     z = 1.96
     middle = (accuracy + z**2 / (2 * records)) / (1 + z**2 / records)
     spread = (

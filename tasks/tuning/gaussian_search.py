@@ -56,6 +56,7 @@ class GaussianSearch:
         if self.trials is None:
             return gaussian_epsilon(mu * math.sqrt(self.shown), self.delta)
 
+        # Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu) (Balle and Wang 2018, Theorem 8).
         def deltas(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
             above, below = mu / 2 - epsilons / mu, -mu / 2 - epsilons / mu
             each: NDArray[np.float64] = ndtr(above) - np.exp(epsilons + log_ndtr(below))
@@ -88,5 +89,6 @@ class EpsilonGuesses:
         slope = 1.0
         if last is not None and last[0] != self._last[0]:
             slope = (self._last[1] - last[1]) / (self._last[0] - last[0])
+        # A step of the secant method in logarithms.
         step = (math.log(self._wanted) - self._last[1]) / min(max(slope, _MIN_SLOPE), _MAX_SLOPE)
         return self._like.epsilon_per_trial(price * math.exp(step), self._largest)

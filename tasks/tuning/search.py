@@ -534,6 +534,7 @@ def _identity(search: Search, charged_run: ChargedRun, document: PlanDocument) -
 def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, SearchTrial]]:
     """Draw the trials from the run's key, each with the index of its candidate; every call gives the same trials."""
     key, size, of_records = run.generator(), len(search.search_plan.plans), contents(search.prepared)
+    # Each draw has a stream of its own, which is the same for every call: a search that goes on has the same trials.
     candidates = list(range(size))
     if not search.search_plan.releases_all:
         number = search.tuning.trials.trials().number(float(key.stream(0).uniform(1)[0]))
