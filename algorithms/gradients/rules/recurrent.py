@@ -608,11 +608,12 @@ class Unpacked(TorchFunctionMode):
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         name, kwargs = name_of(func), kwargs or {}
+        # What `nn.utils.rnn` and layers of sequences call by `torch._VF`, below their Python code.
         if name == "_pack_padded_sequence":
             return _pack(*args, **kwargs)
         if name == "_pad_packed_sequence":
             return _pad(*args, **kwargs)
-        if name in _PADDED_CELLS and len(args) > 8 and isinstance(args[1], Tensor):
+        if name in _PADDED_CELLS and _is_packed(*args):
             return _packed_layers(name, *args, **kwargs)
         # By lengths, as `pack_padded_sequence` sorts. If a model sorts something else like this, its losses differ from
         # those of single records, and the inspection does not unpack it.
@@ -620,6 +621,14 @@ class Unpacked(TorchFunctionMode):
             order = torch.arange(len(args[0]), device=args[0].device)  # the records stay in their order
             return order if name == "argsort" else torch.return_types.sort((args[0], order))
         return func(*args, **kwargs)
+
+
+def _is_packed(*args: Any) -> bool:
+    """Whether a layer's call is of packed sequences: its weights then come fourth, and third otherwise.
+
+    That the second argument is a tensor does not say so: it is that of batch sizes, or a state that is no pair.
+    """
+    return len(args) > 8 and not isinstance(args[2], list) and isinstance(args[3], list)
 
 
 def _is_by_length(values: Any = None, *_: Any, descending: bool = False, **__: Any) -> bool:

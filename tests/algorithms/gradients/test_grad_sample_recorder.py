@@ -278,6 +278,22 @@ def _changed(self: Wired, words: Tensor) -> Tensor:
     return _mean(words, (outputs._replace(data=outputs.data + 1.0), None))
 
 
+def _beside_plain(kind: Callable[..., nn.RNNBase]) -> Spec:
+    """Packed sequences, and the same words through a layer of another kind as they are, padding included."""
+
+    def wiring(self: Wired, words: Tensor) -> Tensor:
+        embedded = self.table(words)
+        packed = pack_padded_sequence(embedded, _lengths(words), batch_first=True, enforce_sorted=False)
+        state, plain = _last_state(words, self.layer(packed)), self.plain(embedded)[0].flatten(1)
+        return torch.cat([state, plain], dim=1)
+
+    def make() -> nn.Module:
+        layer, plain = nn.GRU(3, 2, batch_first=True), kind(3, 2, batch_first=True)
+        return Wired(wiring, table=nn.Embedding(WORDS, 3), layer=layer, plain=plain)
+
+    return Spec(make, (LENGTH,), entries=WORDS)
+
+
 def partly_frozen(layer: nn.RNNBase) -> nn.RNNBase:
     for name, part in layer.named_parameters():
         part.requires_grad_("weight_ih" not in name and "bias_hh" not in name)
@@ -323,6 +339,8 @@ SPECS = {
         (LENGTH,),
         entries=WORDS,
     ),
+    "beside a plain GRU": _beside_plain(nn.GRU),
+    "beside a plain LSTM": _beside_plain(nn.LSTM),
     "sorted by the model": Spec(
         lambda: Wired(_sorted_here, table=nn.Embedding(WORDS, 3), layer=nn.LSTM(3, 2, batch_first=True)),
         (LENGTH,),
@@ -339,6 +357,7 @@ PACKED = [
     "largest",
     "sorted by the model",
     "with data that the model changes",
+    "beside a plain GRU",
 ]
 
 
