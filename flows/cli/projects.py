@@ -353,6 +353,8 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
         spellings = project.spellings_of_schema(options.schema)
     else:
         _need_a_terminal("there is no terminal to ask for the columns; give them by --from schema.json.")
+        if header:
+            project.check_header(options.paths[0], header)
         spellings = {}
         columns, target = ask_for_columns(
             talk,

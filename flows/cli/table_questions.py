@@ -51,7 +51,14 @@ def ask_for_columns(
 
     Raises ParamsRefusedError if the options do not fit the file, or each other.
     """
+    left_out = sorted({name for name in header if not name or header.count(name) > 1})
+    header = [name for name in header if name not in left_out]
     _check_labels(labels, header, person)
+    if left_out:
+        listed = ", ".join(map(repr, left_out))
+        say(
+            f"Columns without a name of their own are left out: {listed}. Rename them in the file to use them."
+        )
     if header:
         say(f"The file has the columns {', '.join(header)}. Answer {BACK} to go back by one question.")
     else:

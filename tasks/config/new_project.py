@@ -3,6 +3,7 @@
 The card contains what the owner of the data declares; no row of the data is read.
 """
 
+import codecs
 import csv
 import gzip
 import math
@@ -542,6 +543,10 @@ def check(folder: Path, files: Sequence[Path], *, is_table: bool) -> None:
             code="unreadable_file",
             path=files[0],
         )
+    if files and is_table and _is_utf_16(files[0]):
+        raise ParamsRefusedError(
+            "{path} is UTF-16; save the table as UTF-8.", code="unreadable_file", path=files[0]
+        )
     if files and files[0].is_dir() and folder.resolve().is_relative_to(files[0].resolve()):
         raise ParamsRefusedError(
             "{path} would lie in {source}, which is copied into it; name a new folder outside of it.",
@@ -551,6 +556,11 @@ def check(folder: Path, files: Sequence[Path], *, is_table: bool) -> None:
         )
     if _entries(folder):
         raise ParamsRefusedError("{path} is not empty; name a new folder.", code="bad_output", path=folder)
+
+
+def _is_utf_16(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -810,6 +820,32 @@ def header_of(file: Path) -> tuple[str, ...]:
         return _header_of(file)[1]
     except (OSError, ValueError, pa.ArrowException):
         return ()
+
+
+def check_header(file: Path, header: Sequence[str]) -> None:
+    """Raise ParamsRefusedError for a first line that is a title or a record, whose values a card would publish."""
+    if len(header) == 1:
+        raise ParamsRefusedError(
+            "the first line of {path} names a single column, and a model needs one to predict and another one; take out"
+            " what is above the line of the columns' names, or declare the columns by --from schema.json.",
+            code="unreadable_file",
+            path=file,
+        )
+    if 2 * sum(map(_is_number, header)) > len(header):
+        raise ParamsRefusedError(
+            "the first line of {path} holds numbers, not names of columns; write a line of names above the first"
+            " record, or declare the columns by --from schema.json.",
+            code="unreadable_file",
+            path=file,
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "."))
+    except ValueError:
+        return False
+    return True
 
 
 def _header_of(file: Path) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -299,6 +299,35 @@ def test_the_columns_of_a_file_are_asked_about_by_name_and_nothing_is_lost(
     )
 
 
+def test_columns_without_a_name_of_their_own_are_not_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the index that pandas writes; no card could name them, after all the questions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text(",age,x,back,x\n0,50,1,no,2\n1,51,1,yes,2\n")
+    made = answered(monkeypatch, ["--file", "t.csv"], "back", "class", "no,yes", "numeric", "0,100", "50", "")
+    assert made.exit_code == 0 and "left out: '', 'x'." in made.output, made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert [column.name for column in card.reader.columns] == ["age", "back"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"5.5,3,no\n6,4,yes\n", "holds numbers, not names of columns"),
+        (b"Report of 2024\nage,back\n5,no\n", "names a single column"),
+        ("age,back\n5,no\n".encode("utf-16"), "is UTF-16; save the table as UTF-8"),
+    ],
+)
+def test_a_first_line_that_names_no_columns_is_refused_before_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_bytes(content)
+    refused = answered(monkeypatch, ["--file", "t.csv"])
+    assert refused.exit_code == 2 and words in refused.stderr and "5.5" not in refused.output
+
+
 def test_a_header_in_another_encoding_is_read_and_declared(
     schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
