@@ -124,7 +124,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # secret noise
-        tags.input_tags.allow_nan = self.schema is not None
+        tags.input_tags.allow_nan = True
         return tags
 
     def _encode(
@@ -151,7 +151,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 arguments=("bounds", "schema"),
             )
         with _no_value_in_a_message("X"):
-            numbers = validate_data(self, X, reset=reset, dtype=np.float64)
+            numbers = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
         encoding = (
             self.encoding_ if cells is None else encoding_of_bounds(self.bounds, numbers.shape[1], cells)
         )

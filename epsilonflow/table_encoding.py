@@ -215,7 +215,7 @@ def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEnc
             width=width,
             arguments=("bounds",),
         ) from None
-    columns = [{"name": str(index), "kind": "numeric", "bounds": pair} for index, pair in enumerate(pairs)]
+    columns = [_column(str(index), pair) for index, pair in enumerate(pairs)]
     return _encoding_of(columns, ("",), "bounds", cells)
 
 

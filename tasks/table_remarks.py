@@ -52,7 +52,8 @@ _FAULTS_OF_NUMBERS = (
     ),
     (
         r"^[+-]?\d+(\.\d{3})*,\d+$",
-        'numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader` in the card',
+        'numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader` in the card of a CSV file, or write'
+        " points",
     ),
     (
         r"^(\p{Sc}\s*[+-]?\d.*|[+-]?\d+([.,]\d+)?\s*(%|\p{Sc}|\p{L}{1,10}))$",

@@ -39,7 +39,7 @@ from epsilonflow.sklearn import (
     DPRegressor,
     PrivacyCostWarning,
 )
-from epsilonflow.table_encoding import encoding_of_schema, usual_method
+from epsilonflow.table_encoding import TableEncoding, encoding_of_schema, usual_method
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.costs import costs_once
 from tests.support.engines import engines_once
@@ -204,6 +204,11 @@ def test_a_missing_number_and_an_unknown_category_are_values() -> None:
     encoded = encoding.encode(rows)
     assert len({row.tobytes() for row in encoded}) == 3
     assert (encoding.encode(rows.iloc[:1]) == encoded[:1]).all()
+    of_array, array = DPClassifier(bounds=(0, 100), classes=[0, 1])._encode(
+        np.array([[np.nan], [0.0], [50.0]]), cells=CellSettings()
+    )
+    assert isinstance(of_array, TableEncoding)
+    assert len({row.tobytes() for row in of_array.encode(array)}) == 3
 
 
 @pytest.mark.parametrize(
