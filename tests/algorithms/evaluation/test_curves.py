@@ -24,11 +24,30 @@ def drawn():
     return [population.released(10_000, 1.0, draw) for _ in range(200)]
 
 
-def test_thresholds_of_a_release_are_those_at_its_bins(drawn):
+def test_metrics_at_thresholds_cover_those_of_normal_scores(drawn):
+    hits, lifts = [], []
     cuts, points = {7: 32, 9: 40, 10: 44}, thresholds_of(drawn[0])
     assert len(points) == 15 and points[7].threshold == pytest.approx(0.5)
-    cells = scored_cells(drawn[0].view())
-    assert all(points[place] == threshold_at(cells, cut) for place, cut in cuts.items())
+    first = scored_cells(drawn[0].view())
+    assert all(points[place] == threshold_at(first, cut) for place, cut in cuts.items())
+    for each in drawn:
+        cells = scored_cells(each.view())
+        for point in (threshold_at(cells, cut) for cut in cuts.values()):
+            odds = np.log(point.threshold / (1 - point.threshold))
+            false, true = norm.sf((odds - np.array(MEAN)) / SPREAD)
+            selected = POSITIVE * true + (1 - POSITIVE) * false
+            precision = POSITIVE * true / selected
+            for name, truth in {
+                "selected": selected,
+                "recall": true,
+                "false_positive_rate": false,
+                "precision": precision,
+            }.items():
+                estimate = getattr(point, name)
+                hits.append(estimate.low <= truth <= estimate.high)
+            lifts.append(point.lift.low <= precision / POSITIVE <= point.lift.high)
+    assert 0.93 <= np.mean(hits) <= 0.97
+    assert 0.915 <= np.mean(lifts) <= 0.985  # of 200 draws
 
 
 def test_the_calibration_curve_covers_the_share_of_positives(drawn):
