@@ -434,12 +434,18 @@ def small_network() -> Problem:
     return problem(Spec(lambda: nn.Sequential(*layers), (6,)), torch.float32)
 
 
+@cache
+def usual_engine() -> Engine:
+    """Of the small network; not to be changed."""
+    return small_network().engine()
+
+
 @pytest.mark.parametrize("expected_batch", [None, 1e6])
 def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
     expected_batch: float | None,
 ) -> None:
     made = small_network()
-    engine = made.engine(expected_batch=expected_batch)
+    engine = made.engine(expected_batch=expected_batch, limits=BRIEF)
     for count in (1, 2, 7, 63, 64, 65, 200):
         some = made.take([0] * count)
         for ask in (
@@ -520,7 +526,7 @@ OTHER_BITS: dict[str, Callable[[Wired, Tensor], Tensor]] = {
 def test_a_size_in_which_records_have_other_bits_is_not_taken(name: str) -> None:
     """As if PyTorch chose another kernel for so many rows."""
     made = problem(Spec(lambda: Wired(OTHER_BITS[name], layer=nn.Linear(6, 2)), (6,)), torch.float32)
-    engine = made.engine(expected_batch=16.0)
+    engine = made.engine(expected_batch=16.0, limits=BRIEF)
     assert engine.physical_batch == 32
     assert engine.smaller_sizes in ((16,), (12, 16))  # 12 has the same bits on some processors
 
@@ -612,8 +618,8 @@ def test_a_usual_size_leaves_no_numbers_at_the_end() -> None:
 def test_passes_have_one_size_where_other_sizes_are_not_compared() -> None:
     made = small_network()
     in_16_bits = replace(made, model=replace(made.model, precision=BF16))
-    assert made.engine(physical_batch=32).smaller_sizes == ()  # as asked for
-    assert made.engine().smaller_sizes == ()
+    assert made.engine(physical_batch=32, limits=BRIEF).smaller_sizes == ()  # as asked for
+    assert made.engine(limits=BRIEF).smaller_sizes == ()
     for each in (made.engine(expected_batch=16.0, offload=True), in_16_bits.engine(expected_batch=16.0)):
         assert each.physical_batch > 1 and each.smaller_sizes == ()
 
@@ -663,6 +669,7 @@ def test_sums_take_little_longer_than_with_the_best_sizes(
 ) -> None:
     """By times that were measured, at most 5 %, where passes of fewer than 16 records agree, and those of more."""
     kernels, operations, bytes_each, fixed, each = MEASURED[name]
+    engine = copy(usual_engine())
 
     def agreeing(sizes: tuple[int, ...], usual: int) -> tuple[int, ...]:
         return tuple(size for size in sizes if (size < 16) == (usual < 16))
@@ -672,7 +679,7 @@ def test_sums_take_little_longer_than_with_the_best_sizes(
     )
     monkeypatch.setattr(Engine, "_is_invariant", lambda *_: True)
     monkeypatch.setattr(Engine, "_fills", lambda *_: True)
-    engine, cpu = copy(small_network().engine()), torch.device("cpu")
+    cpu = torch.device("cpu")
     cost = replace(engine.inspection.cost, each=bytes_each)
     engine.inspection = replace(engine.inspection, kernels=kernels, operations=operations, cost=cost)
     engine.physical_batch = engine._cheapest_size(192, expected, cpu)

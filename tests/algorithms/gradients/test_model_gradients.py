@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from algorithms.gradients import L1, L2, Clipping, Engine, PerLayer
 from algorithms.models.model import Model
+from tests.support.gradients.problems import BRIEF
 
 SIZES = (240, 60, 3)
 """A layer that is summed by itself, and a narrow one, which is summed together with other small ones."""
@@ -40,7 +41,8 @@ def test_sums_by_parameter_are_weighted_by_the_norm_of_the_whole_gradient(clippi
     inputs, labels = torch.cat([inputs, torch.full_like(inputs[:1], torch.nan)]), torch.arange(10) % 3
 
     model = Model("made up", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
-    found = Engine(model, input_shape=(SIZES[0],)).contributions(model.initial_parameters(), inputs, labels)
+    engine = Engine(model, input_shape=(SIZES[0],), limits=BRIEF)
+    found = engine.contributions(model.initial_parameters(), inputs, labels)
     total, count = torch.zeros_like(expected), 0
     for place, part in found.clipped_parts(clipping):
         total[place] += part
@@ -53,7 +55,7 @@ def test_parts_leave_out_padding_that_fills_one_and_have_the_norms_of_the_whole(
     module, draw = layers(), torch.Generator().manual_seed(1)
     model = Model("made up", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
     inputs, labels = torch.randn(41, SIZES[0], generator=draw), torch.arange(41) % 3
-    engine = Engine(model, input_shape=(SIZES[0],), physical_batch=64)
+    engine = Engine(model, input_shape=(SIZES[0],), physical_batch=64, limits=BRIEF)
     whole = engine.contributions(model.initial_parameters(), inputs, labels)
     parts = list(whole.in_parts(20))  # of 41 records and 23 copies of the last one
     assert [(len(part.losses), part.padding) for part in parts] == [(20, 0), (20, 0), (1, 19)]
