@@ -119,8 +119,12 @@ def _of_entries(part: FactoredGrad, factor: Tensor, other: Tensor) -> PerExample
 def _of_transform(part: PerExample, signal: Tensor, output: Tensor) -> tuple[PerExample]:
     """Those of a signal from those of its Fourier transform."""
     grad_outputs = part.rows.view(-1, *output.shape).to(output.dtype)
+
+    def of_record(grad_output: Tensor) -> Tensor:
+        return torch.autograd.grad(output, signal, grad_output, retain_graph=True)[0]
+
     # The transform is linear, so that its adjoint is the same for all records.
-    (rows,) = torch.autograd.grad(output, signal, grad_outputs, retain_graph=True, is_grads_batched=True)
+    rows = torch.func.vmap(of_record)(grad_outputs)
     return (DenseGrad(rows.flatten(start_dim=1)),)
 
 

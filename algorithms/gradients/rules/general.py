@@ -659,23 +659,25 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor], at_on
     outputs, grad_outputs = [output for output, _ in ends], [grad_output for _, grad_output in ends]
     inputs = list(starts.values())
 
-    def back(vectors: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(
-            outputs, inputs, vectors, retain_graph=True, allow_unused=True, is_grads_batched=together
-        )
+    def back(*vectors: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of one record, without those that there are none of."""
+        gradients = torch.autograd.grad(outputs, inputs, vectors, retain_graph=True, allow_unused=True)
+        used[:] = [name for name, gradient in zip(starts, gradients, strict=True) if gradient is not None]
+        return tuple(gradient for gradient in gradients if gradient is not None)
 
+    used: list[str] = []
     try:
         size = at_once or len(grad_outputs[0])
         some = zip(*(torch.split(grad_output, size) for grad_output in grad_outputs), strict=True)
-        passes = [back(list(vectors_of_pass), together=True) for vectors_of_pass in some]
-        pulled = tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*passes, strict=True))
+        # Not by `is_grads_batched`, which differentiates most functions one record after another.
+        passes = [torch.func.vmap(back)(*vectors_of_pass) for vectors_of_pass in some]
+        pulled = [torch.cat(parts) for parts in zip(*passes, strict=True)]
     except RuntimeError as error:  # an operation whose backward pass has no batched form
         if lacks_memory(error):
             raise
-        each = [back(list(of_record), together=False) for of_record in zip(*grad_outputs, strict=True)]
-        pulled = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
+        each = [back(*of_record) for of_record in zip(*grad_outputs, strict=True)]
+        pulled = [torch.stack(parts) for parts in zip(*each, strict=True)]
     return {
         name: DenseGrad(gradient.reshape(len(gradient), -1))
-        for name, gradient in zip(starts, pulled, strict=True)
-        if gradient is not None
+        for name, gradient in zip(used, pulled, strict=True)
     }

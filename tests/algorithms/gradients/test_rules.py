@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from algorithms.gradients import L1, L2, Affine, PerLayer
 from algorithms.gradients.arithmetic import pad_to_multiple
@@ -212,13 +213,16 @@ def test_gradients_of_large_computed_weights_are_pulled_back_for_a_few_records(
 
     parts = {"rates": drawn(16, 64), "shares": drawn(16, 64), "last": nn.Linear(16, 3)}
     made = problem(Spec(lambda: Wired(wiring, **parts), (64,)))
-    engine, counts, grad = made.engine(limits=BRIEF), list[int](), torch.autograd.grad
+    engine, counts, vmap = made.engine(limits=BRIEF), list[int](), torch.func.vmap
 
-    def counted(outputs: Any, inputs: Any, vectors: Any = None, **named: Any) -> Any:
-        counts.append(len(vectors[0]) if named.get("is_grads_batched") else 0)
-        return grad(outputs, inputs, vectors, **named)
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*vectors: Tensor) -> Any:
+            counts.append(len(vectors[0]))
+            return vmap(function)(*vectors)
 
-    monkeypatch.setattr(torch.autograd, "grad", counted)
+        return run
+
+    monkeypatch.setattr(torch.func, "vmap", counted)
     records = pad_to_multiple(made.inputs), pad_to_multiple(made.labels)
     assert engine.inspection.layouts is not None
     found = engine.passes.record_gradients(made.parameters, *records, engine.inspection.layouts)
@@ -226,6 +230,33 @@ def test_gradients_of_large_computed_weights_are_pulled_back_for_a_few_records(
     expected = naive.norms(made.model, made.gradients, L2(1.0))
     assert naive.relative(found.first(len(made.labels)).norms(L2(1.0)), expected) < 1e-9
     assert naive.relative(rows(made, engine), made.gradients) < 1e-9
+
+
+class _BackwardCalls(TorchDispatchMode):
+    """Counts the backward passes of GELU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.gelu_backward.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_network_of_parameters_alone_is_differentiated_for_all_records_at_once() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        places = torch.linspace(0.0, 1.0, 3, dtype=x.dtype)[:, None]
+        return self.branch(x) @ self.trunk(places).T
+
+    def trunk() -> nn.Module:
+        return nn.Sequential(nn.Linear(1, 5), nn.GELU(), nn.Linear(5, 5), nn.GELU(), nn.Linear(5, 4))
+
+    made = problem(Spec(lambda: Wired(wiring, branch=nn.Linear(6, 4), trunk=trunk()), (6,)))
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    assert engine.is_batched and not engine.operations_without_rule
+    with _BackwardCalls() as calls:
+        engine.contributions(*made.arguments)
+    assert calls.count == 2
+    check(made, engine)
 
 
 @pytest.mark.parametrize(
