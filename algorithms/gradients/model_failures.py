@@ -31,6 +31,8 @@ _ADVICE = {
     "should be between 0 and 1": "binary_cross_entropy stops at numbers beyond 0 and 1, and where a record is missing;"
     " give it outputs.nan_to_num(0.5), or take binary_cross_entropy_with_logits, without a sigmoid before it",
     "var has negative": "a variance has to be above 0; make it so, as by .exp() or nn.functional.softplus",
+    "is out of bounds for dimension": "an index that follows from a record's numbers, such as the length of sparsemax's"
+    " support, has no place where these are missing; bound it, as by .clamp(0, length - 1)",
     "Length of all samples has to be greater than 0": "a record may be padding alone, of length 0; give"
     " pack_padded_sequence lengths.clamp(min=1)",
 }
