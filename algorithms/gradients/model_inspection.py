@@ -455,6 +455,9 @@ def _record_or_fall_back(independent: _IndependentModel) -> _RecordableModel:
         independent, reason = independent.with_decisions(opaque_layers=()), str(why)
     passes, parameters = independent.probe32.passes, independent.probe32.parameters
     cost, _ = _measure(independent.few, lambda records: _differentiate_alone(passes, parameters, records))
+    if not _is_right_one_by_one(independent):
+        independent = independent.with_decisions(are_separate=True)
+        passes = independent.probe32.passes
     return _RecordableModel(
         **vars(independent),
         layouts=None,
@@ -760,6 +763,25 @@ def _differentiate_alone(passes: Passes, parameters: Tensor, sample: SyntheticBa
         raise RecordsNotIndependentError(
             f"the model {name} cannot be differentiated record by record ({why})"
         ) from reason
+
+
+def _is_right_one_by_one(independent: _IndependentModel) -> bool:
+    """Whether gradients record by record are autograd's, which those of `torch.func` are not for all functions."""
+    probe = independent.probe64
+    if independent.is_random:
+        return True
+    sample = probe.draw(_FEW_RECORDS, 0)
+    for _ in range(2):  # the second time without records whose gradients are not finite, if there are others
+        gradients = probe.passes.one_by_one(probe.parameters, sample.inputs, sample.labels)
+        finite = gradients.finite(L2(1.0))
+        if bool(finite.all()) or not bool(finite.any()):
+            break
+        sample = sample.take(finite)
+    try:
+        _compare(probe, sample, gradients, independent.limits.gradient_tolerance)
+    except UnrecordedError:
+        return not bool(finite.any())
+    return True
 
 
 def _resolve_branches(

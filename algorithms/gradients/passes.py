@@ -65,6 +65,8 @@ class Passes:
             bits than the one that PyTorch takes if no factor of the pass is zero, and a traced pass takes it, too.
         not_by_rows: A recorder's names of weights whose maps from parameters were seen not to be by rows, so that no
             pass tries it.
+        are_separate: Whether records that are taken one by one have passes of their own, since `torch.func` gives wrong
+            gradients of the model, as of distances between parameters.
     """
 
     model: PerExampleModel
@@ -78,6 +80,7 @@ class Passes:
     keeps_views: bool = False
     expects_zeros: bool = False
     not_by_rows: frozenset[str] = frozenset()
+    are_separate: bool = False
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -221,6 +224,8 @@ class Passes:
         def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
             return self.model.losses(self.model.outputs(values, one_input[None]), one_label[None])[0]
 
+        if self.are_separate:
+            return self._each_in_a_pass(parameters, inputs[:count], labels[:count])
         # Over the records, which all have the same parameters.
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         try:
