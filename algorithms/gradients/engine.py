@@ -61,7 +61,7 @@ from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.patches import in_full_precision, without_shortcuts
 from algorithms.gradients.placement import Shards, beside, shard_frozen
-from algorithms.gradients.replay import NormReplay, Replay, Replays, norm_replay_of, replay_of
+from algorithms.gradients.replay import NormReplay, Replay, Replays, flatten, norm_replay_of, replay_of
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 from algorithms.gradients.vector_ends import VectorEnds
 
@@ -119,11 +119,14 @@ _COMPARED_OPERATIONS, MAX_SEEDS = 10**9, 8
 _REPLAYED_BYTES, _TRACED_SHARE = 256e6, 0.25
 """Memory of a pass, and its share of what passes may take, up to which it is traced, which keeps all its tensors."""
 
-_PART, _PART_BYTES = MIN_KERNEL_BATCH, 4e6
-"""Records whose gradients are materialised at a time where a pass has more, and the memory from which this is done.
+_PART = MIN_KERNEL_BATCH
+"""Records whose gradients are materialised at a time where a pass has more and this is worth it."""
 
-Of four models whose passes of 64 materialise 10 to 40 MB, steps grew the process by 0.5 to 0.8 of what they did before;
-parts of 16 saved little more, and took up to a quarter longer.
+_SHARE_OF_PARTS, _PART_BYTES, _PARAMETER_BYTES = 1.5, 4e6, 1e5
+"""Materialised memory from which it is: as a multiple of what autograd saves, for all records of a part, and for each
+parameter, whose calls take longer than the memory's traffic where it is less.
+
+Measured with passes of 64 on slot attention, PatchTST, an MLP-Mixer, and on TabM and NF-ResNet-26, which are below.
 """
 
 QUICK_OPERATIONS, _QUICK_BYTES = 2e9, 5e8
@@ -733,34 +736,37 @@ class Engine:
         In models of short sequences materialised gradients, which are kept from the norms to the sum, are most of a
         pass's memory. The parts follow from the size of the pass alone.
         """
-        size = gradients.rows
-        if not self._has_parts(size):
+        if not self._has_parts(gradients.rows):
             yield gradients, inputs, labels
             return
         assert self.part_size is not None
-        records = (split_passes(each, self.part_size) for each in (inputs, labels))
-        for part, *of_part in zip(gradients.in_parts(self.part_size), *records, strict=True):
-            measured = self._with_norms(part, size, clipping)
-            yield measured, *of_part
-            del part, measured  # the next part needs their memory
+        norms = self._norms_of_parts(gradients, clipping)
+        for rows in gradients.parts(self.part_size):
+            part = norms(rows) or gradients.part(rows)
+            yield part, inputs[rows], labels[rows]
+            del part  # the next one needs its memory
 
     def _has_parts(self, size: int) -> bool:
         """Whether gradients of passes of this size are measured and summed in parts."""
         return self.part_size is not None and size > self.part_size
 
-    @in_full_precision()
-    def _with_norms(
-        self, part: PerExampleGradients, size: int, clipping: Clipping | None
-    ) -> PerExampleGradients:
-        """The gradients of a part of a pass of this size, with the norms of a replay if there is one."""
-        layouts = self.inspection.layouts
-        if self._norm_replays is None or layouts is None or not _is_by_whole_norm(clipping):
-            return part
-        replay = self._norm_replays.of(
-            (size, part.rows),
-            lambda: norm_replay_of(self.passes, layouts, self.inspection.form, size, part.rows),
-        )
-        return (None if replay is None else replay(part)) or part
+    def _norms_of_parts(
+        self, gradients: PerExampleGradients, clipping: Clipping | None
+    ) -> Callable[[slice], PerExampleGradients | None]:
+        """What replays norms of some rows of a pass; it returns None where there is no replay."""
+        replays, layouts, size = self._norm_replays, self.inspection.layouts, gradients.rows
+        if replays is None or layouts is None or not _is_by_whole_norm(clipping):
+            return lambda rows: None
+        find = partial(norm_replay_of, self.passes, layouts, self.inspection.form, size)
+        flat = flatten(gradients)
+
+        @in_full_precision()
+        def measure(rows: slice) -> PerExampleGradients | None:
+            # The last rows of a pass may be fewer than these.
+            replay = replays.of((size, rows.start), partial(find, rows))
+            return None if replay is None else replay(gradients, flat)
+
+        return measure
 
     @in_full_precision()
     def contributions(
@@ -982,11 +988,12 @@ def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> i
 
 def _records_in_part(inspection: ModelInspection, device: torch.device) -> int | None:
     """How many records' gradients to materialise at a time; None for those of a pass."""
-    cost = inspection.cost
+    cost, parameters = inspection.cost, len(inspection.passes.model.slices)
     # Where autograd saves more, they are not what takes the memory.
-    is_most = cost.materialized > cost.saved and _PART * cost.materialized >= _PART_BYTES
+    is_most = cost.materialized > _SHARE_OF_PARTS * cost.saved
+    is_worth_it = _PART * cost.materialized >= max(_PART_BYTES, parameters * _PARAMETER_BYTES)
     is_apart = inspection.layouts is not None and device.type == "cpu"
-    return _PART if is_apart and is_most else None
+    return _PART if is_apart and is_most and is_worth_it else None
 
 
 def _digest(record: PerExampleGradients) -> int:

@@ -173,18 +173,18 @@ class PerExampleGradients:
         gradients = self._change_each(lambda each: each.take(chosen))
         return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
 
-    def in_parts(self, size: int) -> Iterator["PerExampleGradients"]:
-        """Yield the gradients of `size` records after another, the last ones with their padding.
+    def parts(self, size: int) -> list[slice]:
+        """The rows of `size` records after another, the last ones with their padding.
 
         Norms and sums of a part materialise its gradients alone. Padding that fills whole parts is left out.
         """
-        for start in range(0, len(self.losses), size):
-            part = slice(start, min(start + size, self.rows))
-            losses = self.losses[part]
-            gradients = self._change_each(lambda each, part=part: each.take(part))  # type: ignore[misc]
-            yield replace(
-                self, losses=losses, gradients=gradients, padding=part.stop - part.start - len(losses)
-            )
+        return [slice(start, min(start + size, self.rows)) for start in range(0, len(self.losses), size)]
+
+    def part(self, rows: slice, gradients: dict[str, PerExample] | None = None) -> "PerExampleGradients":
+        """The gradients of such rows; gradients: if they were taken already."""
+        losses = self.losses[rows]
+        gradients = self._change_each(lambda each: each.take(rows)) if gradients is None else gradients
+        return replace(self, losses=losses, gradients=gradients, padding=rows.stop - rows.start - len(losses))
 
     def _change_each(self, change: Callable[[PerExample], PerExample]) -> dict[str, PerExample]:
         """The gradients of all parameters as they were measured, changed alike.

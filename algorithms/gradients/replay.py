@@ -88,34 +88,38 @@ class Replay:
 
 @dataclass(frozen=True)
 class NormReplay:
-    """Norms of whole gradients, for a part of a pass, as a list of operations.
+    """Norms of whole gradients, for the same rows of each pass, as a list of operations.
 
-    run: from all tensors of the gradients to these and what norms leave. forms: of these arguments. taken: how they lie
-    in the gradients. structure: puts the results into gradients by parameter, and what norms left.
+    rows: of the part. run: from all tensors of the pass's gradients to those of the part's and what norms leave. forms:
+    of these arguments. flat: how they lie in the gradients. structure: puts the results into gradients by parameter,
+    and what norms left.
     """
 
+    rows: slice
     run: Callable[..., Sequence[Tensor]]
     forms: tuple["_Form", ...]
-    taken: "_Structure"
+    flat: "_Structure"
     structure: "_Structure"
 
-    def __call__(self, part: PerExampleGradients) -> PerExampleGradients | None:
-        """The part with its norms; None if its gradients have another form, or if an operation fails."""
-        taken = _Structure()
-        try:
-            taken.add(part.gradients)
-            if taken.parts != self.taken.parts or tuple(map(_form, taken.tensors)) != self.forms:
-                return None
-            with torch.no_grad(), _without_optimisation():
-                tensors = self.run(*taken.tensors)
-        except (RuntimeError, _NotReplayableError):
+    def __call__(self, gradients: PerExampleGradients, flat: "_Structure") -> PerExampleGradients | None:
+        """The part with its norms; None if the gradients have another form, or if an operation fails.
+
+        flat: the gradients' own.
+        """
+        has_form = flat.parts == self.flat.parts and tuple(map(_form, flat.tensors)) == self.forms
+        if not has_form or self.rows not in gradients.parts(self.rows.stop - self.rows.start):
             return None
-        gradients, measured = self.structure.fill(tensors)
-        return replace(part, gradients=gradients).with_measured(measured)
+        try:
+            with torch.no_grad(), _without_optimisation():
+                tensors = self.run(*flat.tensors)
+        except RuntimeError:
+            return None
+        of_part, measured = self.structure.fill(tensors)
+        return gradients.part(self.rows, of_part).with_measured(measured)
 
 
 _Kind = tuple[int, int]
-"""How many records a pass has, and of how many of them norms of whole gradients are part of the replay."""
+"""How many records a pass has; and whether norms of whole gradients follow, or from which record on their part is."""
 
 R = TypeVar("R")
 
@@ -176,28 +180,27 @@ def replay_of(
 
 
 def norm_replay_of(
-    passes: Passes, layouts: Layouts, form: InputSpec, size: int, rows: int
+    passes: Passes, layouts: Layouts, form: InputSpec, size: int, rows: slice
 ) -> NormReplay | None:
-    """The replay of norms of whole gradients for parts of so many rows, of a pass of this size; None if there is none.
-
-    Parts have other places in memory, and those of all places are compared.
-    """
-
-    def parts_of(arguments: Inputs) -> list[PerExampleGradients]:
-        gradients = passes.record_gradients(*arguments, layouts)
-        return [part for part in gradients.in_parts(rows) if part.rows == rows]
-
+    """The replay of norms of whole gradients for these rows of passes over so many records; None if there is none."""
     try:
-        replay = _trace_norms(parts_of(_first(passes, form, size))[-1], passes)
+        replay = _trace_norms(passes.record_gradients(*_first(passes, form, size), layouts), rows, passes)
         for arguments in _compared(passes, form, size):
-            for part in parts_of(arguments):
-                replayed = replay(part)
-                part.norms(L2(1.0))
-                if not _is_same(replayed, part):
-                    return None
+            gradients = passes.record_gradients(*arguments, layouts)
+            replayed, expected = replay(gradients, flatten(gradients)), gradients.part(rows)
+            expected.norms(L2(1.0))
+            if not _is_same(replayed, expected):
+                return None
     except Exception:
         return None
     return replay
+
+
+def flatten(gradients: PerExampleGradients) -> "_Structure":
+    """The tensors of all gradients, and how they lie in them."""
+    flat = _Structure()
+    flat.add(gradients.gradients)
+    return flat
 
 
 def _first(passes: Passes, form: InputSpec, size: int) -> Inputs:
@@ -370,20 +373,19 @@ def _trace(record: Callable[..., PerExampleGradients], passes: Passes, arguments
     return Replay(run, forms, structure, replace(like, losses=torch.empty(0), gradients={}))
 
 
-def _trace_norms(part: PerExampleGradients, passes: Passes) -> NormReplay:
+def _trace_norms(gradients: PerExampleGradients, rows: slice, passes: Passes) -> NormReplay:
     """The replay of the norms of a part of a pass, not compared yet."""
-    taken = _Structure()
-    taken.add(part.gradients)
+    flat = flatten(gradients)
 
     def compute() -> object:
         # Of other objects, which hold nothing that norms left before.
-        measured = replace(part, gradients=taken.fill(taken.tensors))
-        measured.norms(L2(1.0))
-        return measured.gradients, measured.measured
+        part = replace(gradients, gradients=flat.fill(flat.tensors)).part(rows)
+        part.norms(L2(1.0))
+        return part.gradients, part.measured
 
     compute()
-    run, structure = _function(compute, passes, taken.tensors)
-    return NormReplay(run, tuple(map(_form, taken.tensors)), taken.without_tensors(), structure)
+    run, structure = _function(compute, passes, flat.tensors)
+    return NormReplay(rows, run, tuple(map(_form, flat.tensors)), flat.without_tensors(), structure)
 
 
 def _function(

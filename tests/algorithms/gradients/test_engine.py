@@ -135,20 +135,22 @@ class Tokens(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(20, 30), nn.Linear(30, 3)
+        self.first, self.last = nn.Linear(30, 34), nn.Linear(34, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.last(torch.tanh(self.first(inputs)).mean(dim=1))
         return outputs
 
 
-OF_TOKENS = Spec(Tokens, (3, 20))
+OF_TOKENS = Spec(Tokens, (3, 30))
 
 
 @pytest.fixture
 def parts_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients are materialised in parts however little memory they take."""
-    monkeypatch.setattr("algorithms.gradients.engine._PART_BYTES", 0.0)
+    """Gradients are materialised in parts where they take more memory than what is saved, however little that is."""
+    monkeypatch.setattr("algorithms.gradients.engine._SHARE_OF_PARTS", 1.0)
+    for bound in ("_PART_BYTES", "_PARAMETER_BYTES"):
+        monkeypatch.setattr(f"algorithms.gradients.engine.{bound}", 0.0)
 
 
 @pytest.mark.parametrize("count", [1, 32, 33, 64, 90, 128])
@@ -180,7 +182,7 @@ def test_parts_are_materialised_one_after_another(parts_of_any_memory: None) -> 
         with MemoryTracer() as memory:
             each.clipped_sum(*made.arguments, L2(1.0))
         peaks.append(memory.peak)
-    materialised = 4 * SMALL * 20 * 30
+    materialised = 4 * SMALL * 30 * 34
     assert peaks[1] - peaks[0] > materialised / 3
 
 

@@ -57,9 +57,9 @@ def test_parts_leave_out_padding_that_fills_one_and_have_the_norms_of_the_whole(
     inputs, labels = torch.randn(41, SIZES[0], generator=draw), torch.arange(41) % 3
     engine = Engine(model, input_shape=(SIZES[0],), physical_batch=64, limits=BRIEF)
     whole = engine.contributions(model.initial_parameters(), inputs, labels)
-    parts = list(whole.in_parts(20))  # of 41 records and 23 copies of the last one
+    parts = [whole.part(rows) for rows in whole.parts(20)]  # of 41 records and 23 copies of the last one
     assert [(len(part.losses), part.padding) for part in parts] == [(20, 0), (20, 0), (1, 19)]
-    assert [(len(part.losses), part.padding) for part in whole.in_parts(40)] == [(40, 0), (1, 23)]
+    assert whole.parts(40) == [slice(0, 40), slice(40, 64)]
     assert torch.equal(torch.cat([part.losses for part in parts]), whole.losses)
     torch.testing.assert_close(torch.cat([part.norms(L2(1.0)) for part in parts]), whole.norms(L2(1.0)))
     together = torch.stack([part.clipped_sum(L2(0.1)) for part in parts]).sum(dim=0)

@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -26,7 +27,7 @@ from algorithms.gradients import (
 from algorithms.gradients import replay as replay_module
 from algorithms.gradients.clipping import Affine, Normalised
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.replay import NormReplay, Replay, Replays, norm_replay_of, replay_of
+from algorithms.gradients.replay import NormReplay, Replay, Replays, flatten, norm_replay_of, replay_of
 from algorithms.gradients.tracer_mode import TracerMode
 from tests.support.gradients.problems import BRIEF
 
@@ -522,29 +523,31 @@ def test_norms_of_parts_are_replayed_with_the_bits_of_recorded_ones(name: str, c
 
 def test_part_of_another_form_has_no_replayed_norms() -> None:
     engine = engine_of(Words(), TEXT)
-    layouts = engine.inspection.layouts
+    layouts, rows = engine.inspection.layouts, slice(4, 8)
     assert layouts is not None
-    replay = norm_replay_of(engine.passes, layouts, engine.inspection.form, SIZE, 4)
+    replay = norm_replay_of(engine.passes, layouts, engine.inspection.form, SIZE, rows)
     assert replay is not None
     whole = recorded(engine, engine.passes.model.initial_parameters(), *records(TEXT))
-    assert replay(next(whole.in_parts(4))) is not None
-    assert replay(next(whole.in_parts(3))) is None and replay(whole) is None
+    assert replay(whole, flatten(whole)) is not None
     fewer = replace(whole, gradients={name: whole.gradients[name] for name in list(whole.gradients)[1:]})
-    assert replay(next(fewer.in_parts(4))) is None
+    wider = replace(whole, gradients=whole._change_each(lambda each: each.double()))
+    for other in (whole.first(4), whole.part(slice(0, 7)), fewer, wider):
+        assert replay(other, flatten(other)) is None
 
 
-def test_norms_that_differ_in_one_part_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a list of operations that held a place in memory."""
+def test_norms_of_other_bits_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(Words(), TEXT)
     layouts = engine.inspection.layouts
     assert layouts is not None
+    find = partial(norm_replay_of, engine.passes, layouts, engine.inspection.form, SIZE)
     calls, replayed = itertools.count(), NormReplay.__call__
 
-    def second_is_wrong(replay: NormReplay, part: PerExampleGradients) -> PerExampleGradients | None:
-        found = replayed(replay, part)
-        if next(calls) % 2 and found is not None:
+    def third_is_wrong(replay: NormReplay, *arguments: Any) -> PerExampleGradients | None:
+        found = replayed(replay, *arguments)
+        if found is not None and next(calls) == 2:
             vars(found)["_whole_norms"][0] *= 1.0 + 2.0**-52
         return found
 
-    monkeypatch.setattr(NormReplay, "__call__", second_is_wrong)
-    assert norm_replay_of(engine.passes, layouts, engine.inspection.form, SIZE, 4) is None
+    assert find(slice(0, 4)) is not None
+    monkeypatch.setattr(NormReplay, "__call__", third_is_wrong)
+    assert find(slice(0, 4)) is None
