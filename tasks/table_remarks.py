@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Literal
 from zipfile import is_zipfile
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from data.card import DataCard
+from data.card import DataCard, DataRefusedError
 from data.formats import UTF_8, Binned, Categorical, Csv, Label, Numeric, Rows, Table
 from data.readers import encoding
 from data.readers.rows import SEPARATORS, tables
@@ -33,6 +35,8 @@ _SHARES = (
 _MAX_VALUES = 200
 """A column with more values than this is no class that was copied, and its spellings are not compared."""
 _MIN_ROWS, _NEARLY_ALWAYS = 20, 0.99
+_PARTS_OF_RANGE = 100
+"""In how many parts of its declared range a number to predict is counted."""
 _YES_WORDS, _NO_WORDS = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
 """How files write yes and no."""
 _MISSING = (
@@ -110,6 +114,7 @@ class TrainingValues:
         self.names: tuple[str, ...] = ()
         self._card, self._rows = card, 0
         self._columns: dict[str, _Column] = {}
+        self._in_range = np.zeros(_PARTS_OF_RANGE, np.int64)
         self._missing = pa.array(reader.missing if isinstance(reader, Table) else (), pa.string())
         self._label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
         if isinstance(reader, Table):
@@ -133,12 +138,27 @@ class TrainingValues:
                 labels = None if name == self._label else texts.get(self._label)
                 _count(self._columns.setdefault(name, _Column()), values, labels, self._missing)
 
+        if isinstance(self._card.label_type, Number) and times[self._label] == 1:
+            self._count_in_range(table[self._label], self._card.label_type)
+
+    def _count_in_range(self, values: pa.ChunkedArray, target: Number) -> None:
+        """Count the numbers to predict in each part of their range; none of values that are refused."""
+        missing = tuple(self._missing.to_pylist())
+        with suppress(DataRefusedError):
+            numbers, absent = encoding.numbers(
+                values, missing, encoding.ColumnSource(""), refuses_missing=False
+            )
+            shares = (target.scale(numbers[~absent]) + 1.0) / 2.0
+            parts = np.minimum(shares * _PARTS_OF_RANGE, _PARTS_OF_RANGE - 1).astype(np.int64)
+            self._in_range += np.bincount(parts, minlength=_PARTS_OF_RANGE)
+
     def remarks(self) -> list[str]:
         """Remarks on all values so far."""
         return [
             *_single_categories(self._card),
             *_spelling_remarks(self._card, self._columns, self._label),
             *_label_remarks(self._card, self._columns.get(self._label), self._label),
+            *_range_remarks(self._in_range, self._label),
             *_copies(self._columns, self._label, self._rows),
             *_faults_of_numbers(self._card, self._columns),
         ]
@@ -252,6 +272,16 @@ def _label_remarks(card: DataCard, column: _Column | None, label: str) -> Iterat
             yield f"column {label}: labels are missing; leave out the rows that lack what is predicted"
     if isinstance(card.label_type, Number) and len(values) == 1:
         yield f"column {label}: all records have the same number, so there is nothing to learn"
+
+
+def _range_remarks(counts: NDArray[np.int64], label: str) -> Iterator[str]:
+    """A number to predict whose declared range is far too wide, by the counts of its parts."""
+    nearly_all = _NEARLY_ALWAYS * counts.sum()
+    if counts.sum() >= _MIN_ROWS and (counts[1:] + counts[:-1]).max() >= nearly_all:
+        yield (
+            f"column {label}: nearly all numbers lie in a fiftieth of the declared range, and a model of a far too wide"
+            " one is poor; declare narrower bounds, if they are known without looking"
+        )
 
 
 def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:

@@ -377,6 +377,13 @@ REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[st
         "column y: labels are missing; leave out the rows that lack what is predicted",
         True,
     ),
+    "bounds of what is predicted that are far too wide": (
+        [NUMBER],
+        {"target": {"bounds": [0, 100000]}},
+        {"x": ["1", "2"] * 20, "y": [*map(str, range(900, 940))]},
+        "column y: nearly all numbers lie in a fiftieth of the declared range",
+        False,
+    ),
     "one number for all": (
         [NUMBER],
         {"target": {"bounds": [0, 10]}},
@@ -455,6 +462,12 @@ def test_what_looks_wrong_is_told_to_the_owner_in_words(
     quiet = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
     assert any(words in remark for remark in quiet.remarks), quiet.remarks
     assert (quiet.counts is not None) == public and bool(quiet.refused) == is_refused
+
+
+def test_bounds_that_are_twenty_times_too_wide_are_not_told(check: Check) -> None:
+    table = {"x": ["1", "2"] * 20, "y": [*map(str, range(900, 980, 2))]}
+    remarks = check(table, NUMBER, label("y"), target={"bounds": [0, 2000]}).remarks
+    assert not [remark for remark in remarks if "declared range" in remark]
 
 
 def test_other_numbers_are_no_spellings_of_a_category(check: Check) -> None:
