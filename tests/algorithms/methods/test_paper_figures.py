@@ -322,7 +322,7 @@ def test_a_step_moves_by_the_noise_that_was_given() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    soak_but(["DP-SGD", "AdaCliP, free scale", "AdaCliP, h2 = 1e-08", "AdaCliP as printed, h2 = 1"], METHODS),
+    soak_but(["AdaCliP, free scale", "AdaCliP as printed, h2 = 1"], METHODS),
 )
 def test_every_method_comes_nearer_from_afar(name: str) -> None:
     found = distances(METHODS[name], 10, "random", seed=0, plan=plan_of(10, steps=150))
