@@ -526,16 +526,16 @@ def test_a_weight_that_is_computed_in_32_bits_is_no_mixture_of_records() -> None
     assert naive.relative(rows(made, engine), made.gradients) < 1e-6
 
 
-@pytest.mark.parametrize("limits", [BRIEF, InspectionLimits()], ids=["brief", "full"])
+def _by_distances(self: Wired, x: Tensor) -> Tensor:
+    """By distances that no record has a part in, of which `torch.func` gives wrong gradients."""
+    distances = torch.cdist(self.w, self.w, p=1.0).sum(dim=1)
+    return torch.func.vmap(lambda row: row @ self.w * distances)(x)
+
+
+@pytest.mark.parametrize(("wiring", "limits"), by_limits([_by_distances]))
 def test_records_have_passes_of_their_own_where_their_batched_gradients_are_wrong(
-    limits: InspectionLimits,
+    wiring: Callable[[Wired, Tensor], Tensor], limits: InspectionLimits
 ) -> None:
-    """As `torch.func`'s of distances that no record has a part in."""
-
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        distances = torch.cdist(self.w, self.w, p=1.0).sum(dim=1)
-        return torch.func.vmap(lambda row: row @ self.w * distances)(x)
-
     made = problem(Spec(lambda: Wired(wiring, w=nn.Parameter(torch.randn(4, 4))), (4,)))
     engine = made.engine(limits=limits)
     assert not engine.is_batched and engine.passes.are_separate
