@@ -18,8 +18,9 @@ from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.histogram_columns import HistogramColumn
 from algorithms.models import Model
-from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, Splits
+from algorithms.models.cell_histograms import HistogramCells, Splits
 from algorithms.models.feature_transforms import Shape
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release

@@ -14,8 +14,9 @@ from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
+from algorithms.histogram_columns import HistogramColumn, HistogramPart
 from algorithms.models import Model
-from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
+from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.objectives import with_class_weights

@@ -25,6 +25,7 @@ DECIDES = (
     "algorithms/extension.py",
     "algorithms/features.py",
     "algorithms/gradients",
+    "algorithms/histogram_columns.py",
     "algorithms/methods",
     "algorithms/model_facts.py",
     "algorithms/models",

@@ -16,36 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
+from algorithms.histogram_columns import HistogramPart, columns_in, stated_columns, weights_of_columns
 from algorithms.models.scaled_target import TargetScaling
 
 Splits: TypeAlias = Literal["even", "by_content"]
 """Whether trees split each column as often, or those more often whose histograms say more."""
-
-
-@dataclass(frozen=True)
-class HistogramPart:
-    """One histogram: of the sum of a row's codes at some positions, whose last value is for a missing one.
-
-    positions: those of the finest grids of a number, which together are a finer one since both rise with the number; or
-    that of a category. is_ordered: whether a higher code is a higher value.
-    """
-
-    positions: tuple[int, ...]
-    is_ordered: bool
-
-
-@dataclass(frozen=True)
-class HistogramColumn:
-    """A column: how many positions of a row it has, and the histograms of its parts."""
-
-    count: int
-    parts: tuple[HistogramPart, ...]
-
-    @property
-    def finest(self) -> tuple[int, ...]:
-        """The positions of a number's finest pair of grids, if it has others."""
-        positions = tuple(at for part in self.parts if len(part.positions) > 1 for at in part.positions)
-        return positions if len(positions) < self.count else ()
 
 
 @dataclass(frozen=True)
@@ -91,19 +66,11 @@ class HistogramCells(TargetScaling):
         learns_finest: bool = True,
     ) -> None:
         super().__init__(shape)
-        self.columns = tuple(
-            HistogramColumn(
-                int(count), tuple(HistogramPart(tuple(at), bool(ordered)) for at, ordered in parts)
-            )
-            for count, parts in columns
-        )
+        self.columns = columns_in(columns)
         self.settings = {
             "kind": "cell_histograms",
             "sizes": list(sizes),
-            "columns": [
-                [column.count, [[list(part.positions), part.is_ordered] for part in column.parts]]
-                for column in self.columns
-            ],
+            "columns": stated_columns(self.columns),
             "bins": bins,
             "trees": trees,
             "depth": depth,
@@ -121,9 +88,7 @@ class HistogramCells(TargetScaling):
         self._tree_share, self._constant_share = tree_share if trees else 0.0, constant_share
         self.parts = tuple(part for column in self.columns for part in column.parts)
         self._front = sum(column.count for column in self.columns)
-        self._without_weight = (
-            frozenset() if learns_finest else frozenset(at for column in self.columns for at in column.finest)
-        )
+        self._learns_finest = learns_finest
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
             raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
         # Each code is at most its size less 1, for a missing number; so their sum, a histogram's cell, is at most
@@ -194,20 +159,18 @@ class HistogramCells(TargetScaling):
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
         columns_of_parts = [index for index, column in enumerate(self.columns) for _ in column.parts]
-        more = [
+        bins = [
             sum(columns_of_parts[part] == index for part in self._bin_parts)
             for index in range(len(self.columns))
         ]
-        each = [
-            math.sqrt(
-                (1.0 - self._tree_share - self._constant_share)
-                / (len(self.columns) * (column.count - len(self._without_weight & {*column.finest}) + added))
-            )
-            for column, added in zip(self.columns, more, strict=True)
-        ]
-        of_positions = (each[index] for index, column in enumerate(self.columns) for _ in range(column.count))
-        weights = [0.0 if at in self._without_weight else weight for at, weight in enumerate(of_positions)]
-        weights += [each[columns_of_parts[part]] for part in self._bin_parts]
+        of_columns = weights_of_columns(
+            self.columns,
+            1.0 - self._tree_share - self._constant_share,
+            learns_finest=self._learns_finest,
+            bins=bins,
+        )
+        weights = [weight for column in of_columns for weight in column]
+        weights += [max(of_columns[columns_of_parts[part]]) for part in self._bin_parts]
         weights += [math.sqrt(self._tree_share / max(1, self._trees))] * self._trees
         sizes = [
             *self._sizes[: self._front],

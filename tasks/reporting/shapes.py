@@ -20,8 +20,9 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from safetensors import safe_open
 
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.histogram_columns import columns_in, weights_of_columns
 from algorithms.model_facts import ModelFacts, facts_of
-from data.cells import CellEncoding, CellPart, Grids
+from data.cells import CellEncoding, CellFacts, CellPart, Grids
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
 from data.preparation import reader_in, target_in
 from data.targets import Number
@@ -108,18 +109,37 @@ def explanation_of(model: Path, update: OptimizerConfig | None, trace: pd.DataFr
     encoding = reader.cell_encoding if isinstance(reader, Table) else None
     if encoding is None or not isinstance(reader, Table):
         return None
-    total = encoding.facts.total
+    layout = _layout_of(facts.front or {}, encoding.facts)
+    if layout is None:
+        return None
+    total = sum(layout.sizes)
     weights = [part for part in tensors.values() if part.ndim == 2 and part.shape[1] == total]
-    front = facts.front or {}
-    has_others = bool(front.get("bins")) or not front.get("learns_finest", True)
-    if len(weights) != 1 or has_others:  # the cells are other ones than those of the card alone
+    if len(weights) != 1:
         return None
     units, unit, outputs = _unit_of(facts, tensors)
     noise = parameter_noise(update, trace)
     if noise is not None and facts.shrinkage is not None:
         noise *= facts.shrinkage.kept
-    shapes = _shapes(reader, encoding, weights[0].astype(np.float64) * units, noise, units)
+    shapes = _shapes(reader, encoding, layout, weights[0].astype(np.float64) * units, noise, units)
     return Explanation(tuple(sorted(shapes, key=lambda shape: -shape.span)), outputs, unit)
+
+
+def _layout_of(front: Mapping[str, Any], public: CellFacts) -> CellFacts | None:
+    """The cells that the model's weights are of, by the map before it; None where a column has other cells, too.
+
+    public: those of the card, which begin with the columns. Trees behind histograms are others, and so may weights be.
+    """
+    if front.get("kind") != "cell_histograms":
+        return public
+    if front["bins"]:
+        return None
+    columns, trees = columns_in(front["columns"]), front["trees"]
+    of_trees = front.get("tree_share", 0.5) if trees else 0.0
+    of_columns = 1.0 - of_trees - front.get("constant_share", 0.0)
+    of_each = weights_of_columns(columns, of_columns, learns_finest=front.get("learns_finest", True))
+    weights = tuple(weight for column in of_each for weight in column)
+    others = [2 ** front["depth"]] * trees + [1] * ("constant_share" in front)
+    return CellFacts((*public.sizes[: len(weights)], *others), weights)
 
 
 def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
@@ -138,25 +158,33 @@ def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[fl
 
 
 def parameter_noise(update: OptimizerConfig | None, trace: pd.DataFrame) -> float | None:
-    """The standard deviation that the noise of all steps gives a parameter, as if there were no gradients.
+    """The standard deviation that all steps' noise gives a parameter, at most about, as if there were no gradients.
 
-    None for methods and settings whose steps are not plain descent under the same noise.
+    None for methods and settings whose steps are not plain descent under independent noise.
     """
     steps = trace[trace["kind"] == "gradient"]
     if update is None or update.optimizer != "sgd" or update.averaging != "none" or update.weight_decay:
         return None
-    if steps.empty or set(steps["noise"]) != {"gaussian"} or steps["noise_std"].nunique() > 1:
+    if steps.empty or set(steps["noise"]) != {"gaussian"}:
         return None
-    of_a_step = float(steps["noise_std"].iloc[0] / steps["divisor"].iloc[0])
-    return min(update.noise_moves(of_a_step, len(steps)), update.noise_limit or math.inf)
+    noises = (steps["noise_std"] / steps["divisor"]).tolist()
+    # Where the clip norm follows the errors, steps with less noise are as much longer as the limit allows.
+    factors = {noise: update.factor_for(noise, len(noises)) for noise in set(noises)}
+    moves = zip(noises, update.moves(len(noises)), strict=True)
+    return math.sqrt(math.fsum((factors[noise] * move * noise) ** 2 for noise, move in moves))
 
 
 def _shapes(
-    table: Table, encoding: CellEncoding, weights: NDArray[np.float64], noise: float | None, units: float
+    table: Table,
+    encoding: CellEncoding,
+    layout: CellFacts,
+    weights: NDArray[np.float64],
+    noise: float | None,
+    units: float,
 ) -> list[Shape]:
-    """weights: [outputs, cells]."""
-    facts, shapes, position = encoding.facts, list[Shape](), 0
-    first = [0, *accumulate(facts.sizes)]
+    """layout: of the cells that the weights [outputs, cells] are of, of which those of the columns have weights."""
+    shapes, position = list[Shape](), 0
+    first = [0, *accumulate(layout.sizes)]
     for column in table.columns:
         for index, part in enumerate(column.parts):
             values, shares = _values_of(column, part, index)
@@ -166,8 +194,8 @@ def _shapes(
             # A value is in one cell of each grid, and adds their parameters up, by the grids' weights.
             effects = np.zeros((len(steps), len(weights)))
             for offset, code in enumerate(codes, start=position):
-                effects += facts.weights[offset] * weights[:, first[offset] + code].T
-            squares = math.fsum(weight**2 for weight in facts.weights[position : position + len(codes)])
+                effects += layout.weights[offset] * weights[:, first[offset] + code].T
+            squares = math.fsum(weight**2 for weight in layout.weights[position : position + len(codes)])
             position += len(codes)
             effects -= effects[:-1].mean(
                 axis=0

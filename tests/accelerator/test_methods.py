@@ -17,10 +17,10 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.features import Centred
+from algorithms.histogram_columns import HistogramColumn, HistogramPart
 from algorithms.methods import CATALOGUE
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model, build
-from algorithms.models.cell_histograms import HistogramColumn, HistogramPart
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front
 from algorithms.privacy.accounting import Budget

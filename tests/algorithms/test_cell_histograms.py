@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from algorithms.cell_histograms import CellHistograms, TableHistograms
 from algorithms.core.learned_features import learn_buffers
 from algorithms.core.user_level import user_level_barrier, user_level_model
+from algorithms.histogram_columns import HistogramColumn, HistogramPart
 from algorithms.model_facts import ModelFacts
 from algorithms.models import Model, build
-from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
+from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import front, in_front
 from algorithms.models.saved import architecture

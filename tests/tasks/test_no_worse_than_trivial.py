@@ -24,9 +24,9 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.shrinkage import left_of_moves
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2
+from algorithms.histogram_columns import HistogramColumn, HistogramPart
 from algorithms.methods import from_settings
 from algorithms.models import build
-from algorithms.models.cell_histograms import HistogramColumn, HistogramPart
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front
 from algorithms.privacy.accounting import Budget
