@@ -119,10 +119,10 @@ _COMPARED_OPERATIONS, MAX_SEEDS = 10**9, 8
 _REPLAYED_BYTES, _TRACED_SHARE = 256e6, 0.25
 """Memory of a pass, and its share of what passes may take, up to which it is traced, which keeps all its tensors."""
 
-_PART = MIN_KERNEL_BATCH
+_RECORDS_IN_PART = MIN_KERNEL_BATCH
 """Records whose gradients are materialised at a time where a pass has more and this is worth it."""
 
-_SHARE_OF_PARTS, _PART_BYTES, _PARAMETER_BYTES = 1.5, 4e6, 1e5
+MATERIALIZED_PER_SAVED, MIN_PART_BYTES, MIN_PARAMETER_BYTES = 1.5, 4e6, 1e5
 """Materialised memory from which it is: as a multiple of what autograd saves, for all records of a part, and for each
 parameter, whose calls take longer than the memory's traffic where it is less.
 
@@ -990,10 +990,12 @@ def _records_in_part(inspection: ModelInspection, device: torch.device) -> int |
     """How many records' gradients to materialise at a time; None for those of a pass."""
     cost, parameters = inspection.cost, len(inspection.passes.model.slices)
     # Where autograd saves more, they are not what takes the memory.
-    is_most = cost.materialized > _SHARE_OF_PARTS * cost.saved
-    is_worth_it = _PART * cost.materialized >= max(_PART_BYTES, parameters * _PARAMETER_BYTES)
+    is_most = cost.materialized > MATERIALIZED_PER_SAVED * cost.saved
+    is_worth_it = _RECORDS_IN_PART * cost.materialized >= max(
+        MIN_PART_BYTES, parameters * MIN_PARAMETER_BYTES
+    )
     is_apart = inspection.layouts is not None and device.type == "cpu"
-    return _PART if is_apart and is_most and is_worth_it else None
+    return _RECORDS_IN_PART if is_apart and is_most and is_worth_it else None
 
 
 def _digest(record: PerExampleGradients) -> int:

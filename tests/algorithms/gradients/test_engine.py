@@ -148,8 +148,8 @@ OF_TOKENS = Spec(Tokens, (3, 30))
 @pytest.fixture
 def parts_of_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are materialised in parts where they take more memory than what is saved, however little that is."""
-    monkeypatch.setattr("algorithms.gradients.engine._SHARE_OF_PARTS", 1.0)
-    for bound in ("_PART_BYTES", "_PARAMETER_BYTES"):
+    monkeypatch.setattr("algorithms.gradients.engine.MATERIALIZED_PER_SAVED", 1.0)
+    for bound in ("MIN_PART_BYTES", "MIN_PARAMETER_BYTES"):
         monkeypatch.setattr(f"algorithms.gradients.engine.{bound}", 0.0)
 
 
