@@ -171,6 +171,38 @@ def test_gradients_in_parts_have_the_sums_and_norms_of_a_loop(
         assert naive.relative(engine.norms(*made.arguments, clipping), norms) < 1e-5, kind
 
 
+@pytest.mark.usefixtures("parts_of_any_memory", "replayed_passes")
+def test_a_record_in_a_part_is_the_same_bit_for_bit_in_any_company() -> None:
+    made = problem(OF_TOKENS, torch.float32, count=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    recorded = copy(engine)
+    recorded._replays = recorded._norm_replays = None
+    assert engine.part_size == 32
+
+    def answers(each: Engine, some: Problem) -> Tensor:
+        """[records, parameters and norm]"""
+        one = torch.ones(1, dtype=torch.float64)
+        return torch.stack(
+            [
+                torch.cat([part.take(torch.tensor([place])).weighted_sum(one), part.norms(L2(1.0))[[place]]])
+                for part, *_ in each.in_parts(*some.arguments, L2(1.0))
+                for place in range(len(part.losses))
+            ]
+        )
+
+    expected = answers(recorded, made)
+    beside, others = replace(made, inputs=made.inputs.clone()), torch.arange(SMALL) % 3 == 0
+    for first, extreme in enumerate((0.0, 1e30, math.inf, math.nan)):
+        beside.inputs[3 * first :: 12] = extreme
+    turned = list(range(SMALL))[::-1]
+    for each in (engine, recorded):
+        for count in (1, 31, 32, 33, 48):
+            assert torch.equal(answers(each, made.take(slice(count))), expected[:count]), count
+        assert torch.equal(answers(each, made.take(turned)), expected[turned])
+        assert torch.equal(answers(each, beside)[~others], expected[~others])
+    assert engine._norm_replays is not None and SMALL in engine._norm_replays.sizes
+
+
 def test_parts_are_materialised_one_after_another(parts_of_any_memory: None) -> None:
     made = problem(OF_TOKENS, torch.float32, count=SMALL)
     engine = made.engine(physical_batch=SMALL, limits=BRIEF)

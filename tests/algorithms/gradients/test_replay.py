@@ -28,6 +28,7 @@ from algorithms.gradients import replay as replay_module
 from algorithms.gradients.clipping import Affine, Normalised
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.replay import NormReplay, Replay, Replays, flatten, norm_replay_of, replay_of
+from algorithms.gradients.synthetic_inputs import InputSpec
 from algorithms.gradients.tracer_mode import TracerMode
 from tests.support.gradients.problems import BRIEF
 
@@ -199,6 +200,15 @@ def test_rows_of_categories_and_numbers_are_replayed() -> None:
             assert torch.equal(replayed.losses.view(torch.int32), expected.losses.view(torch.int32))
             assert torch.equal(replayed.clipped_sum(L2(1.0)), expected.clipped_sum(L2(1.0)))
     assert engine.replayed_sizes == (SIZE,)
+
+
+def test_missing_numbers_are_among_the_compared_rows_beside_categories() -> None:
+    packing = Packing((Part("codes", (2,), torch.int64), Part("numbers", (3,), torch.float32)))
+    form = InputSpec((5,), packing.dtype, torch.device("cpu"), packing=packing)
+    rows = torch.cat([sample.inputs for sample in replay_module._samples(form, SIZE, 0)])
+    codes, numbers = packing.split(rows)
+    assert bool(numbers.isnan().any()) and not bool(numbers.isnan().all())
+    assert bool((codes >= 0).all()) and int(codes.max()) < 1000
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -531,7 +541,12 @@ def test_part_of_another_form_has_no_replayed_norms() -> None:
     assert replay(whole, flatten(whole)) is not None
     fewer = replace(whole, gradients={name: whole.gradients[name] for name in list(whole.gradients)[1:]})
     wider = replace(whole, gradients=whole._change_each(lambda each: each.double()))
-    for other in (whole.first(4), whole.part(slice(0, 7)), fewer, wider):
+    renamed = replace(whole, gradients={f"{name} of another": each for name, each in whole.gradients.items()})
+    flat = flatten(whole)
+    strided = replace(
+        whole, gradients=flat.fill([each.repeat_interleave(2, dim=0)[::2] for each in flat.tensors])
+    )
+    for other in (whole.first(4), whole.part(slice(0, 7)), fewer, wider, renamed, strided):
         assert replay(other, flatten(other)) is None
 
 
