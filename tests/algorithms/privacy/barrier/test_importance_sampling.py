@@ -1,6 +1,7 @@
 """Importance samples and releases of norms: who takes part, what is charged, what stays inside. False alarms: 1e-6."""
 
 import math
+from copy import copy
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -137,6 +138,36 @@ def test_records_that_weigh_nothing_are_as_good_as_left_out() -> None:
     assert sums[0].norm() > C and not torch.equal(sums[0], sums[1])
     torch.testing.assert_close(sums[:2], sums[2:], rtol=1e-12, atol=1e-12)
     assert norms[0] is not None and norms[1] is not None and torch.equal(norms[0], norms[1])
+
+
+def test_each_part_of_a_pass_has_the_coins_and_bounds_of_its_own_records() -> None:
+    """Where gradients of a pass are measured some at a time."""
+    count, draw = 100, np.random.default_rng(0)
+    features = torch.from_numpy(draw.normal(size=(count, 5)).astype(np.float32))
+    labels, model = (
+        torch.zeros(count, dtype=torch.int64),
+        build("logistic", input_shape=(5,), classes=2, seed=0),
+    )
+    whole = Engine(model, input_shape=(5,), physical_batch=64)
+    parts = copy(whole)
+    parts.part_size = 20
+    sums, norms = [], []
+    for engine in (whole, parts):
+        last, stream = LastNorms(), seeded_generator(2).stream(0)
+        for _ in range(2):  # of which the second has a bound for each record
+            asked = (
+                model.initial_parameters(),
+                count,
+                Importance(0.6, oversampling=1.5),
+                Normalised(C),
+                stream,
+            )
+            loaded: dict[str, Any] = {"load": lambda rows: (features[rows], labels[rows]), "last": last}
+            sums.append(importance_sum(*asked, engine=engine, **loaded))
+        norms.append(last.to_tensor())
+    assert not torch.equal(sums[0], sums[1])
+    torch.testing.assert_close(sums[:2], sums[2:], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(norms[0], norms[1])
 
 
 def test_coins_of_a_device_fall_as_those_of_the_host() -> None:
