@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 
 import torch
 from torch import Tensor
@@ -758,13 +758,13 @@ class Engine:
         if replays is None or layouts is None or not _is_by_whole_norm(clipping):
             return lambda rows: None
         find = partial(norm_replay_of, self.passes, layouts, self.inspection.form, size)
-        flat = flatten(gradients)
+        flat = cache(partial(flatten, gradients))  # a replay was found, so that it can be done
 
         @in_full_precision()
         def measure(rows: slice) -> PerExampleGradients | None:
             # The last rows of a pass may be fewer than these.
             replay = replays.of((size, rows.start), partial(find, rows))
-            return None if replay is None else replay(gradients, flat)
+            return None if replay is None else replay(gradients, flat())
 
         return measure
 

@@ -410,7 +410,7 @@ def _function(
     def run(*given: Tensor) -> Sequence[Tensor]:
         return function(*given, *(given[index].view(dtype) for index, dtype in read_as))
 
-    return run, structure.without_tensors()
+    return run if read_as else function, structure.without_tensors()
 
 
 class _Graph:

@@ -29,7 +29,7 @@ def plant(patch: pytest.MonkeyPatch, function: Callable[..., Any], line: str, in
 
 
 def test_a_missing_wait_for_a_copy(sim: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, upload, "here.wait_event(done)", "pass")
+    plant(monkeypatch, upload, "stream_in_use.wait_event(done)", "pass")
     with pytest.raises(
         QueryFailedError, match=r"race on the simulated device: .* nothing waits for the write"
     ):
@@ -51,7 +51,7 @@ def test_a_missing_wait_where_records_are_streamed_is_told_in_full(
 def test_memory_that_is_used_again_too_early(sim: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     streaming = partial(record, "dp_sgd", streamed=True)
     assert simulator.races_in(streaming) == 0
-    plant(monkeypatch, upload, "copy.record_stream(here)", "pass")
+    plant(monkeypatch, upload, "copy.record_stream(stream_in_use)", "pass")
     assert simulator.races_in(streaming) > 0
 
 

@@ -71,7 +71,7 @@ def test_cases_are_compared_in_a_table(tmp_path: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(whitening, "work_of", lambda file, root: place)
     monkeypatch.setattr(whitening, "prepare_data", lambda work: None)
-    monkeypatch.setattr(whitening, "sides", lambda store, trial: data)
+    monkeypatch.setattr(whitening, "trial_records", lambda store, trial: data)
     monkeypatch.setattr(whitening, "multiplier_of", lambda shape, epsilon, records: 1.0)
     whitening.main(tmp_path / "new", seeds=2, steps=2)
     table = pd.read_csv(tmp_path / "new" / "adaclip-whitening.csv")

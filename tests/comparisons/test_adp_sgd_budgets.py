@@ -78,7 +78,7 @@ def test_runs_are_written_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setattr(budgets, "work_of", lambda file, root: work)
     monkeypatch.setattr(budgets, "prepare_data", lambda work: None)
-    monkeypatch.setattr(budgets, "sides", lambda store, trial: data)
+    monkeypatch.setattr(budgets, "trial_records", lambda store, trial: data)
     monkeypatch.setattr(budgets, "factor_at", lambda alphas, rates, epsilon: 1.0)
     budgets.main(tmp_path / "new", seeds=2, steps=25)
     table = pd.read_csv(tmp_path / "new" / "adp-sgd-budgets.csv")

@@ -156,16 +156,12 @@ def test_records_are_not_taken_another_way_for_lack_of_memory(
     (single, alone), (derived, together) = single_and_derived()
     engines = alone, together
     assert [engine.is_batched for engine in engines] == [False, True]
-    grad = torch.autograd.grad
 
     def full(*_: object) -> Any:
         raise error
 
-    def unbatched(*given: Any, **settings: Any) -> Any:
-        return full() if settings.get("is_grads_batched") else grad(*given, **settings)
-
     monkeypatch.setattr(torch.func, "grad_and_value", lambda *_: full)
-    monkeypatch.setattr(torch.autograd, "grad", unbatched)
+    monkeypatch.setattr(torch.func, "vmap", lambda *_, **__: full)
     for some, engine in zip((single, derived), engines, strict=True):
         with pytest.raises(type(error), match=str(error)):
             engine.clipped_sum(*some.arguments, L2(1.0))
