@@ -171,7 +171,7 @@ def replay_of(
 
     try:
         replay = _trace(record, passes, _first(passes, form, size))
-        for arguments in _compared(passes, form, size):
+        for arguments in _compared_batches(passes, form, size):
             if not _is_same(replay(*arguments), record(*arguments)):
                 return None
     except Exception:  # as of an operation that TorchScript does not know, or a model that rejects a sample
@@ -185,7 +185,7 @@ def norm_replay_of(
     """The replay of norms of whole gradients for these rows of passes over so many records; None if there is none."""
     try:
         replay = _trace_norms(passes.record_gradients(*_first(passes, form, size), layouts), rows, passes)
-        for arguments in _compared(passes, form, size):
+        for arguments in _compared_batches(passes, form, size):
             gradients = passes.record_gradients(*arguments, layouts)
             replayed, expected = replay(gradients, flatten(gradients)), gradients.part(rows)
             expected.norms(L2(1.0))
@@ -208,8 +208,8 @@ def _first(passes: Passes, form: InputSpec, size: int) -> Inputs:
     return near_start(passes.model), *_arguments(form.draw(size, 0))
 
 
-def _compared(passes: Passes, form: InputSpec, size: int) -> Iterator[Inputs]:
-    """What is compared: made-up batches at two points."""
+def _compared_batches(passes: Passes, form: InputSpec, size: int) -> Iterator[Inputs]:
+    """The made-up batches on which a replay is compared, at two points."""
     points = near_start(passes.model), passes.model.initial_parameters()
     for seed in range(_COMPARED_BATCHES):
         for sample in _samples(form, size, seed):

@@ -369,14 +369,14 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
         else Csv(kind="csv", columns=declared.columns, missing=declared.missing)
     )
     try:
-        yield from _unlabelled(path, text)
+        yield from _rows_to_predict(path, text)
     except DataRefusedError as refusal:
         if refusal.fields.get("key") != "reader.separator":
             raise
-        yield from _unlabelled(path, text.model_copy(update={"separator": refusal.fields["separator"]}))
+        yield from _rows_to_predict(path, text.model_copy(update={"separator": refusal.fields["separator"]}))
 
 
-def _unlabelled(path: Path, text: Csv) -> _Tables:
+def _rows_to_predict(path: Path, text: Csv) -> _Tables:
     """The rows of a text, with or without a label, and with or without the lines that training skips."""
     member = text.member if zipfile.is_zipfile(path) else None
     plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})

@@ -831,7 +831,8 @@ def check_header(file: Path, header: Sequence[str]) -> None:
             code="unreadable_file",
             path=file,
         )
-    if 2 * sum(map(_is_number, header)) > len(header):
+    numbers = [name for name in header if _is_number(name)]
+    if 2 * len(numbers) > len(header) and not _are_counted(numbers):
         raise ParamsRefusedError(
             "the first line of {path} holds numbers, not names of columns; write a line of names above the first"
             " record, or declare the columns by --from schema.json.",
@@ -846,6 +847,12 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _are_counted(numbers: Sequence[str]) -> bool:
+    """Whether these are names that a program counted, such as pandas's 0, 1, 2 and so on for columns without one."""
+    first = int(numbers[0]) if numbers[0].isdecimal() else 0
+    return list(numbers) == [str(first + index) for index in range(len(numbers))]
 
 
 def _header_of(file: Path) -> tuple[dict[str, str], tuple[str, ...]]:

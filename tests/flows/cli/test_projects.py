@@ -328,6 +328,18 @@ def test_a_first_line_that_names_no_columns_is_refused_before_a_question(
     assert refused.exit_code == 2 and words in refused.stderr and "5.5" not in refused.output
 
 
+def test_names_that_a_program_counted_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pandas writes an array, whose columns have none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("0,1,2,back\n5.5,3,1,no\n6,4,2,yes\n")
+    made = answered(
+        monkeypatch, ["--file", "t.csv"], "back", "class", "no,yes", *("numeric", "0,9") * 3, "50", ""
+    )
+    assert made.exit_code == 0, made.output
+    columns = data_card("clinic", tmp_path / "clinic/data/cards").reader.columns
+    assert [column.name for column in columns] == ["0", "1", "2", "back"]
+
+
 def test_a_header_in_another_encoding_is_read_and_declared(
     schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
