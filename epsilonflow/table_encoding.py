@@ -120,9 +120,8 @@ class TableEncoding:
 def _as_arrow(name: str, values: "pd.Series[Any]", *, is_number: bool) -> pa.Array:
     """A column for the reader, each value by itself; raises RefusedError for values of several types."""
     try:
-        if (
-            is_number and values.dtype == object
-        ):  # numbers beside texts, as where some say that they are missing
+        if is_number and values.dtype == object:
+            # Numbers beside texts, as where some say that they are missing.
             return pa.array([_as_text(value) for value in values], pa.string())
         return pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value

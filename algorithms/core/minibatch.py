@@ -338,9 +338,9 @@ def moves_of(
     """
     if update.noise_limit is None:
         return None
+    assert len(clippings) == plan.steps
     noises = [plan.noise_multiplier * clipping.sensitivity / divisor for clipping in clippings]
-    factors = {noise: update.factor_for(noise, plan.steps) for noise in set(noises)}  # few, for many steps
-    moves = [factors[noise] * move for noise, move in zip(noises, update.moves(plan.steps), strict=True)]
+    moves = update.limited_moves(noises)
     of_noise = math.fsum((move * noise) ** 2 for move, noise in zip(moves, noises, strict=True))
     # A step holds the record with the probability of the rate, and divides its gradient by the divisor.
     return Moves(math.sqrt(of_noise), math.fsum(moves) * plan.sampling_rate / divisor)

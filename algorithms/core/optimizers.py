@@ -6,6 +6,7 @@ All of this is post-processing of releases and public numbers, and costs no priv
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -133,6 +134,19 @@ class OptimizerConfig:
         """
         # Heavy ball: a gradient comes back with the weights 1, m, m^2, .., whose sum is 1 / (1 - m).
         return [self.rate_at(step / steps) / (1.0 - self.momentum) for step in range(steps)]
+
+    def limited_moves(self, noises: Sequence[float]) -> list[float]:
+        """The same where `noise_limit` shortens steps: by the noise's standard deviation in each step's gradient.
+
+        Where the clip norm falls, steps with less noise are as much longer as the limit allows.
+
+        Example:
+            >>> limited = OptimizerConfig(learning_rate=4.0, momentum=0.5, noise_limit=0.8)
+            >>> limited.limited_moves([0.1, 0.1, 0.05, 0.05])
+            [4.0, 4.0, 8.0, 8.0]
+        """
+        factors = {noise: self.factor_for(noise, len(noises)) for noise in set(noises)}  # few, for many steps
+        return [factors[noise] * move for noise, move in zip(noises, self.moves(len(noises)), strict=True)]
 
     def start(self, parameters: Tensor) -> OptimizerState:
         """The state before the first step."""

@@ -168,10 +168,8 @@ def parameter_noise(update: OptimizerConfig | None, trace: pd.DataFrame) -> floa
     if steps.empty or set(steps["noise"]) != {"gaussian"}:
         return None
     noises = (steps["noise_std"] / steps["divisor"]).tolist()
-    # Where the clip norm follows the errors, steps with less noise are as much longer as the limit allows.
-    factors = {noise: update.factor_for(noise, len(noises)) for noise in set(noises)}
-    moves = zip(noises, update.moves(len(noises)), strict=True)
-    return math.sqrt(math.fsum((factors[noise] * move * noise) ** 2 for noise, move in moves))
+    moves = zip(update.limited_moves(noises), noises, strict=True)
+    return math.sqrt(math.fsum((move * noise) ** 2 for move, noise in moves))
 
 
 def _shapes(
