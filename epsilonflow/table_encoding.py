@@ -124,7 +124,7 @@ def _as_arrow(name: str, values: "pd.Series[Any]", *, is_number: bool) -> pa.Arr
             # Numbers beside texts, as where some say that they are missing.
             return pa.array([_as_text(value) for value in values], pa.string())
         return pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # its message quotes a value
         raise RefusedError(
             "the column {column!r} of X holds values of several types; make it one of numbers or of texts.",
             code="bad_argument",
@@ -137,7 +137,12 @@ def _as_text(value: Any) -> str | None:
     """A number or a text as the reader takes it, exactly."""
     if value is None or value is pd.NA:
         return None
-    return value if isinstance(value, str) else repr(float(value))
+    if isinstance(value, str):
+        return value
+    try:
+        return repr(float(value))
+    except OverflowError:  # a whole number beyond all floats, for whose bound infinity counts, too
+        return "inf" if value > 0 else "-inf"
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,16 @@ def test_numbers_beside_words_for_missing_ones_are_read_one_by_one() -> None:
         assert "'age'" in str(refusal.value) and "secret" not in str(refusal.value)
 
 
+def test_whole_numbers_that_no_float_holds_are_at_the_nearest_bound_or_refused() -> None:
+    beyond = pd.DataFrame({"age": [10**400, -(10**400), 7]}, dtype=object)
+    encoding = encoding_of_schema({"age": (0, 100)}, CellSettings())
+    assert (encoding.encode(beyond) == encoding.encode(pd.DataFrame({"age": [100, 0, 7]}))).all()
+    of_texts = encoding_of_schema({"age": ["7", "8"]}, CellSettings())
+    with refused_as("bad_argument", arguments=("X",)) as refusal:
+        of_texts.encode(beyond)
+    assert "'age'" in str(refusal.value) and "000" not in str(refusal.value)
+
+
 def test_rows_without_any_and_columns_of_one_name_are_refused_as_such() -> None:
     encoding = encoding_of_schema({"age": (0, 100)}, CellSettings())
     rows = pd.DataFrame({"age": [30.0]})
