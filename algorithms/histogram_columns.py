@@ -83,3 +83,79 @@ def weights_of_columns(
         weights.append(tuple(0.0 if at in without else each for at in positions))
         start += column.count
     return tuple(weights)
+
+
+def histogram_sizes(columns: Sequence[HistogramColumn], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The number of values of each histogram, of the sums of a row's codes. sizes: cells of each position of the row.
+
+    Example:
+        >>> histogram_sizes([HistogramColumn(2, (HistogramPart((0, 1), True),))], [4, 8])
+        (11,)
+    """
+    # Each code is at most its size less 1, for a missing number; so their sum is at most that of these.
+    return tuple(
+        sum(sizes[at] - 1 for at in part.positions) + 1 for column in columns for part in column.parts
+    )
+
+
+def columns_with_bins(
+    columns: Sequence[HistogramColumn], sizes: Sequence[int], bins: int
+) -> list[int | None]:
+    """The index of its column for each histogram that quantile bins are made of, None for the others.
+
+    Bins are of ordered values that are more than the bins. sizes: cells of each position of a row.
+    """
+    parts = [(index, part) for index, column in enumerate(columns) for part in column.parts]
+    return [
+        index if bins and part.is_ordered and size > bins + 1 else None
+        for (index, part), size in zip(parts, histogram_sizes(columns, sizes), strict=True)
+    ]
+
+
+def row_layout(
+    columns: Sequence[HistogramColumn],
+    sizes: Sequence[int],
+    *,
+    bins: int,
+    trees: int,
+    depth: int,
+    tree_share: float = 0.5,
+    constant_share: float = 0.0,
+    learns_finest: bool = True,
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The cells of each position of a row behind histograms, and the active one's weight; every row has norm 1.
+
+    In this order: the positions of the columns, one for each set of quantile bins, one for each tree, the constant.
+
+    Args:
+        columns: In the order of a row before.
+        sizes: Cells of each position of a row before, of which only those of the columns stay.
+        bins: Quantile bins of each number, 0 for none.
+        trees: Their number.
+        depth: Tests of each tree.
+        tree_share: Of a row's squared norm, what belongs to the trees, if there are any.
+        constant_share: What belongs to the cell that all rows share; 0 for none.
+        learns_finest: As for `weights_of_columns`.
+
+    Example:
+        >>> column = HistogramColumn(1, (HistogramPart((0,), False),))
+        >>> sizes, weights = row_layout([column], [3], bins=0, trees=2, depth=2)
+        >>> sizes, [round(weight, 3) for weight in weights]
+        ((3, 4, 4), [0.707, 0.5, 0.5])
+    """
+    tree_share = tree_share if trees else 0.0
+    with_bins = [index for index in columns_with_bins(columns, sizes, bins) if index is not None]
+    of_columns = weights_of_columns(
+        columns,
+        1.0 - tree_share - constant_share,
+        learns_finest=learns_finest,
+        bins=[with_bins.count(index) for index in range(len(columns))],
+    )
+    weights = [weight for column in of_columns for weight in column]
+    sizes_after = [*sizes[: len(weights)], *[bins + 1] * len(with_bins), *[2**depth] * trees]
+    weights += [max(of_columns[index]) for index in with_bins]
+    weights += [math.sqrt(tree_share / max(1, trees))] * trees
+    if constant_share:
+        sizes_after, weights = [*sizes_after, 1], [*weights, math.sqrt(constant_share)]
+    # Rounding to 32 bits makes no row longer than 1.
+    return tuple(sizes_after), tuple(weight * (1.0 - 2.0**-23) for weight in weights)

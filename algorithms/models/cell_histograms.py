@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
-from algorithms.histogram_columns import HistogramPart, columns_in, stated_columns, weights_of_columns
+from algorithms.histogram_columns import (
+    HistogramPart,
+    columns_in,
+    columns_with_bins,
+    histogram_sizes,
+    row_layout,
+    stated_columns,
+)
 from algorithms.models.scaled_target import TargetScaling
 
 Splits: TypeAlias = Literal["even", "by_content"]
@@ -85,20 +92,15 @@ class HistogramCells(TargetScaling):
         self.is_around_the_model = is_of_number
         self._sizes, self._bins, self._trees, self._depth = tuple(sizes), bins, trees, depth
         self._seed, self._is_by_content = seed, splits == "by_content"
-        self._tree_share, self._constant_share = tree_share if trees else 0.0, constant_share
+        self._tree_share, self._constant_share = tree_share, constant_share
         self.parts = tuple(part for column in self.columns for part in column.parts)
         self._front = sum(column.count for column in self.columns)
         self._learns_finest = learns_finest
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
             raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
-        # Each code is at most its size less 1, for a missing number; so their sum, a histogram's cell, is at most
-        # that of these.
-        self.part_sizes = tuple(sum(sizes[at] - 1 for at in part.positions) + 1 for part in self.parts)
-        self._bin_parts = [
-            index
-            for index, part in enumerate(self.parts)
-            if bins and part.is_ordered and self.part_sizes[index] > bins + 1
-        ]
+        self.part_sizes = histogram_sizes(self.columns, sizes)
+        with_bins = columns_with_bins(self.columns, sizes, bins)
+        self._bin_parts = [part for part, column in enumerate(with_bins) if column is not None]
         self._register_tables(sizes)
 
     def tests(self, masses: Sequence[Tensor] | None = None) -> list["_Test"]:
@@ -158,29 +160,16 @@ class HistogramCells(TargetScaling):
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
-        columns_of_parts = [index for index, column in enumerate(self.columns) for _ in column.parts]
-        bins = [
-            sum(columns_of_parts[part] == index for part in self._bin_parts)
-            for index in range(len(self.columns))
-        ]
-        of_columns = weights_of_columns(
+        return row_layout(
             self.columns,
-            1.0 - self._tree_share - self._constant_share,
+            self._sizes,
+            bins=self._bins,
+            trees=self._trees,
+            depth=self._depth,
+            tree_share=self._tree_share,
+            constant_share=self._constant_share,
             learns_finest=self._learns_finest,
-            bins=bins,
         )
-        weights = [weight for column in of_columns for weight in column]
-        weights += [max(of_columns[columns_of_parts[part]]) for part in self._bin_parts]
-        weights += [math.sqrt(self._tree_share / max(1, self._trees))] * self._trees
-        sizes = [
-            *self._sizes[: self._front],
-            *[self._bins + 1] * len(self._bin_parts),
-            *[2**self._depth] * self._trees,
-        ]
-        if self._constant_share:
-            sizes, weights = [*sizes, 1], [*weights, math.sqrt(self._constant_share)]
-        # Rounding to 32 bits makes no row longer than 1.
-        return tuple(sizes), tuple(weight * (1.0 - 2.0**-23) for weight in weights)
 
     def buffers_from(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
         """counts, table, and where counts decide it looked_up: from noisy counts of all histograms, float64 [cells]."""

@@ -20,7 +20,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from safetensors import safe_open
 
 from algorithms.core.optimizers import OptimizerConfig
-from algorithms.histogram_columns import columns_in, weights_of_columns
+from algorithms.histogram_columns import columns_in, row_layout
 from algorithms.model_facts import ModelFacts, facts_of
 from data.cells import CellEncoding, CellFacts, CellPart, Grids
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
@@ -133,13 +133,9 @@ def _layout_of(front: Mapping[str, Any], public: CellFacts) -> CellFacts | None:
         return public
     if front["bins"]:
         return None
-    columns, trees = columns_in(front["columns"]), front["trees"]
-    of_trees = front.get("tree_share", 0.5) if trees else 0.0
-    of_columns = 1.0 - of_trees - front.get("constant_share", 0.0)
-    of_each = weights_of_columns(columns, of_columns, learns_finest=front.get("learns_finest", True))
-    weights = tuple(weight for column in of_each for weight in column)
-    others = [2 ** front["depth"]] * trees + [1] * ("constant_share" in front)
-    return CellFacts((*public.sizes[: len(weights)], *others), weights)
+    names = ("bins", "trees", "depth", "tree_share", "constant_share", "learns_finest")
+    stated = {name: front[name] for name in names if name in front}
+    return CellFacts(*row_layout(columns_in(front["columns"]), front["sizes"], **stated))
 
 
 def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
