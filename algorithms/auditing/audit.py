@@ -57,7 +57,7 @@ from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon
-from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, parts
+from algorithms.privacy.accounting.event_classes import ObjectivePerturbationDpEvent, parts
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, CorrelatedStepDpEvent
 from algorithms.privacy.accounting.risk import Profile
 from algorithms.privacy.mechanisms.correlated import Correlated, Toeplitz

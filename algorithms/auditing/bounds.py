@@ -32,7 +32,7 @@ from algorithms.privacy.accounting.epsilon import (
     epsilon,
     merge_events,
 )
-from algorithms.privacy.accounting.event_rules import (
+from algorithms.privacy.accounting.event_classes import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RenyiDpEvent,

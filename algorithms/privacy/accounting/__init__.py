@@ -1,6 +1,7 @@
 """Events and what they cost: by PLD, by Rényi divergences, purely; filters; calibration of noise; risk.
 
-`epsilon.epsilon` is the cost of a schedule of events; `event_rules` has each event's theorem.
+`epsilon.epsilon` is the cost of a schedule of events; `release_rules` and `compound_rules` have the theorem of each
+event.
 
 Reads no record and draws no noise; of a release's row in a trace it knows the names that belong to an event. Imports
 nothing else of ours but errors.

@@ -26,14 +26,8 @@ from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Accountant as Accountant
-from algorithms.privacy.accounting.event_rules import (
-    alternatives_of,
-    check_possible,
-    compose_pld,
-    pairs_of,
-    parts,
-    rule_of,
-)
+from algorithms.privacy.accounting.event_classes import alternatives_of, parts
+from algorithms.privacy.accounting.event_rules import check_possible, compose_pld, pairs_of, rule_of
 from algorithms.privacy.accounting.events import (
     Schedule,
     check_payments,

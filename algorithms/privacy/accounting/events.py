@@ -11,20 +11,23 @@ from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_b
 
 from algorithms.errors import RefusedError
 from algorithms.lazy_imports import lazy_module
-from algorithms.privacy.accounting import EventRow
+from algorithms.privacy.accounting import (
+    EventRow,
+    compound_rules,  # noqa: F401 - it registers its rules
+    release_rules,  # noqa: F401 - so does this
+)
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
-from algorithms.privacy.accounting.event_rules import (
+from algorithms.privacy.accounting.event_classes import (
     DisjointPartsDpEvent,
     EitherDpEvent,
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RenyiDpEvent,
-    event_from_json,
-    event_to_json,
     parts,
-    rule_of,
     with_parts,
 )
+from algorithms.privacy.accounting.event_documents import event_from_json, event_to_json
+from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.random_allocation import (
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,

@@ -34,9 +34,9 @@ DeltasOfSides: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def pld_by_library(
-    event: dp.DpEvent, count: int, grid: float, adjacency: NeighboringRelation, words: str
+    event: dp.DpEvent, grid: float, adjacency: NeighboringRelation, words: str
 ) -> "PrivacyLossDistribution":
-    """dp_accounting's distribution of `count` events; raises RefusedError, with these words, if it has none."""
+    """dp_accounting's distribution of an event; raises RefusedError, with these words, if it has none."""
     accountant = library.PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(
@@ -44,7 +44,7 @@ def pld_by_library(
             code="no_bound_by_pld",
             mechanism=words,
         )
-    accountant.compose(event, count)
+    accountant.compose(event)
     return accountant._pld  # it has no public reader
 
 

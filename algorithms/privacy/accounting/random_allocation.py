@@ -39,13 +39,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.event_rules import (
-    CUSTOMARY_GRID,
-    EventRule,
-    Orders,
-    TraceFields,
-    register,
-)
+from algorithms.privacy.accounting.event_rules import CUSTOMARY_GRID, EventRule, Orders, TraceFields, register
 from algorithms.privacy.accounting.mechanism_plds import AtomsPLD, GaussianPLD, normal_masses
 from algorithms.privacy.accounting.pld import PLDPair
 

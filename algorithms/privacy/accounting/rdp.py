@@ -1,7 +1,7 @@
 """Rényi divergence bounds of single mechanisms at each order.
 
-Faster versions of dp_accounting's, and some that it does not have; `event_rules` assigns them to events. Private names
-of dp_accounting are used where it has no public equivalent.
+Faster versions of dp_accounting's, and some that it does not have; `release_rules` and `compound_rules` assign them to
+events. Private names of dp_accounting are used where it has no public equivalent.
 """
 
 import logging

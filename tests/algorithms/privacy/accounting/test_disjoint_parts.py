@@ -17,7 +17,7 @@ from scipy import stats
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon, group_privacy
-from algorithms.privacy.accounting.event_rules import DisjointPartsDpEvent
+from algorithms.privacy.accounting.event_classes import DisjointPartsDpEvent
 from algorithms.privacy.accounting.events import (
     CorrelatedStepDpEvent,
     Schedule,

@@ -18,7 +18,7 @@ from algorithms.privacy.accounting import Budget, filters
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting import rdp as renyi
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, REPLACE_ONE, epsilon, rdp
-from algorithms.privacy.accounting.event_rules import RenyiDpEvent
+from algorithms.privacy.accounting.event_classes import RenyiDpEvent
 from algorithms.privacy.accounting.events import (
     event_from_json,
     event_to_json,

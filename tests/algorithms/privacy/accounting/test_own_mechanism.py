@@ -54,10 +54,8 @@ class TwofoldRule(EventRule):
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return TwofoldDpEvent(event.width / 2)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation) -> Any:
-        return distributions.from_laplace_mechanism(
-            event.width, value_discretization_interval=grid
-        ).self_compose(count)
+    def pld(self, event: Any, grid: float, adjacency: dp.NeighboringRelation) -> Any:
+        return distributions.from_laplace_mechanism(event.width, value_discretization_interval=grid)
 
     def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
         return np.minimum(np.array(orders) / 2 / event.width**2, 1.0 / event.width)

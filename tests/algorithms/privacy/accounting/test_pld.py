@@ -31,7 +31,8 @@ from algorithms.privacy.accounting.epsilon import (
     rare_reading_chance,
     rdp,
 )
-from algorithms.privacy.accounting.event_rules import EitherDpEvent, pairs_of
+from algorithms.privacy.accounting.event_classes import EitherDpEvent
+from algorithms.privacy.accounting.event_rules import pairs_of
 from algorithms.privacy.accounting.events import (
     CorrelatedDpEvent,
     ObjectivePerturbationDpEvent,

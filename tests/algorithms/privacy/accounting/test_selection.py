@@ -22,7 +22,8 @@ from algorithms.privacy.accounting.epsilon import (
     compose_loss,
     epsilon,
 )
-from algorithms.privacy.accounting.event_rules import EitherDpEvent, pairs_of
+from algorithms.privacy.accounting.event_classes import EitherDpEvent
+from algorithms.privacy.accounting.event_rules import pairs_of
 from algorithms.privacy.accounting.events import (
     Schedule,
     Trials,

@@ -23,7 +23,7 @@ from scipy.stats import binom
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import adjacency_named
-from algorithms.privacy.accounting.event_rules import EitherDpEvent, SampledGroupDpEvent
+from algorithms.privacy.accounting.event_classes import EitherDpEvent, SampledGroupDpEvent
 from algorithms.privacy.accounting.events import (
     CorrelatedDpEvent,
     CorrelatedStepDpEvent,
