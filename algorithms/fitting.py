@@ -43,15 +43,9 @@ from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import Hooks, ResumableRun, train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import (
-    FitRecords,
-    LossFunction,
-    check_index,
-    group_rows_by_user,
-    model_of,
-    on_its_scale,
-    records_of,
-)
+from algorithms.fit_losses import LossFunction
+from algorithms.fit_model import model_of, on_its_scale
+from algorithms.fit_records import FitRecords, check_index, group_rows_by_user, records_of
 from algorithms.fit_refusals import FIT, LEFT_OPEN
 from algorithms.gradients import RowModule
 from algorithms.methods import CATALOGUE
@@ -159,7 +153,9 @@ def _settings_restored() -> Iterator[None]:
                 torch.set_deterministic_debug_mode(mode)
 
 
-_DECIDING_FILES = ("algorithms/fit_inputs.py", "algorithms/fitting.py")
+_DECIDING_FILES = tuple(
+    f"algorithms/{name}.py" for name in ("fit_losses", "fit_model", "fit_records", "fitting")
+)
 """What decides the result of a call beside what decides any training."""
 
 
@@ -705,7 +701,7 @@ def _fill_module(module: nn.Module, published: Mapping[str, Tensor], *, like: nn
         (*module.parameters(), *module.buffers()), (*like.parameters(), *like.buffers()), strict=True
     ):
         part.data = part.data.to(original.device)
-    # The copy was trained with dense gradients, see `fit_inputs`.
+    # The copy was trained with dense gradients, see `fit_model`.
     for layer, same in zip(module.modules(), like.modules(), strict=True):
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = same.sparse  # type: ignore[assignment]

@@ -33,7 +33,8 @@ import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, QueryFailedError, RefusedError
-from algorithms.fit_inputs import model_of, records_of
+from algorithms.fit_model import model_of
+from algorithms.fit_records import records_of
 from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.libraries import imported_library

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from algorithms import DPSGD, ObjectivePerturbation, fit, fitting
 from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import FitRecords, group_rows_by_user, records_of
+from algorithms.fit_records import FitRecords, group_rows_by_user, records_of
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, build
 from algorithms.models.objectives import IGNORED

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.fit_inputs import model_of, records_of
+from algorithms.fit_model import model_of
+from algorithms.fit_records import records_of
 from algorithms.models import libraries
 from algorithms.models.libraries import LibraryMissingError, imported_library, torchvision_problem
 
