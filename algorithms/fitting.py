@@ -5,27 +5,20 @@ records, the training loop, the settlement and the card. Nothing is checkpointed
 it stays charged, and its exception says so.
 """
 
-import functools
 import hashlib
 import io
-import json
-import secrets
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from inspect import signature
-from numbers import Integral, Real
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
-from pydantic import JsonValue, PydanticUserError, ValidationError
+from pydantic import JsonValue
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -36,39 +29,28 @@ from algorithms.core.learned_features import schedule_of
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.core.receipt import account_of, receipt_of, reserved_events
-from algorithms.core.rehearsal import made_up_result, rehearsal
-from algorithms.core.settings import adapter
-from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import Hooks, ResumableRun, train
-from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
+from algorithms.fit_arguments import ROWS, check_arguments, describe_method, grouping_of, naming_unknown
+from algorithms.fit_charge import FitRun, Payer, data_facts
 from algorithms.fit_losses import LossFunction
 from algorithms.fit_model import model_of, on_its_scale
 from algorithms.fit_records import FitRecords, check_index, group_rows_by_user, records_of
-from algorithms.fit_refusals import FIT, LEFT_OPEN
+from algorithms.fit_refusals import FIT
 from algorithms.gradients import RowModule
-from algorithms.methods import CATALOGUE
 from algorithms.models.model import Model
 from algorithms.models.scaled_target import PredictedNumber, ScaledTarget, TargetScaling
-from algorithms.privacy.accounting import MAX_EPSILON, Budget, EventRow
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.gaussian import noise_for_share
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card import PrivacyCard, RunRecord, build
-from algorithms.privacy.documents import DataFacts, PlanDocument, PlannedModel, RunIdentity
+from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.documents import PlanDocument, PlannedModel
 from algorithms.privacy.ledger import (
     UNIT,
-    Ledger,
-    check_location,
-    checked_url,
-    home,
-    keep_usual,
-    ledger_url,
-    open_newest,
 )
 from algorithms.privacy.mechanisms.noise import Generator, generator_of
 from algorithms.target_scale import TargetScale
@@ -153,29 +135,7 @@ def _settings_restored() -> Iterator[None]:
                 torch.set_deterministic_debug_mode(mode)
 
 
-_DECIDING_FILES = tuple(
-    f"algorithms/{name}.py" for name in ("fit_losses", "fit_model", "fit_records", "fitting")
-)
-"""What decides the result of a call beside what decides any training."""
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _naming_unknown(call: F) -> F:
-    """Refuse arguments that do not exist with the names of those that do."""
-
-    @functools.wraps(call)
-    def call_known_arguments(*args: Any, **arguments: Any) -> Any:
-        kind = type(arguments.get("method"))
-        written = written_settings(kind, f"method={kind.__name__}({{}})") if is_dataclass(kind) else {}
-        check_names(arguments, signature(call).parameters, what="fit", kind="argument", written=written)
-        return call(*args, **arguments)
-
-    return call_known_arguments  # type: ignore[return-value]
-
-
-@_naming_unknown
+@naming_unknown
 @FIT.wording_errors()
 @_settings_restored()
 @torch.inference_mode(False)
@@ -296,15 +256,15 @@ def fit(  # noqa: PLR0913
         True
     """
     # First what needs no record, then the records and the model, then the plan, which follows from public values.
-    _check_arguments(locals())
+    check_arguments(locals())
     epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
     seed, per_person = int(seed), None if per_person is None else int(per_person)
-    method, name, settings = _describe_method(method)
+    method, name, settings = describe_method(method)
     records = records_of(model, X, y, loss, n_is_public=n_is_public)
     trained, classes, records = model_of(model, loss, records, is_public=public)
     generator = generator_of(noise, seed)
     records = _group_by_person(records, X, people, per_person, generator=generator, n_is_public=n_is_public)
-    rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
+    rows_by, unit = grouping_of(people, unit, one_row_per_unit=one_row_per_unit)
     count = len(records.labels) if n_is_public else None
     check_delta(delta, count)
     compute = ComputeConfig(
@@ -316,12 +276,12 @@ def fit(  # noqa: PLR0913
     training = _Training.of(model, trained, records, method, scale, loss=loss)
     plan = training.plan(target, count, classes=classes, rows_per_user=per_person, noise=noise)
     document = training.document(plan, name, settings, seed=seed, dataset=dataset, noise=noise)
-    data = _data_facts(dataset, unit, count, per_person, public=public, rows_by=rows_by)
-    run = _Run(plan, document, data, compute.device.type)
+    data = data_facts(dataset, unit, count, per_person, public=public, rows_by=rows_by)
+    run = FitRun(plan, document, data, compute.device.type)
     run.rehearse()  # a card that cannot be made would be missed only after the charge
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, terms = Path(temporary), {UNIT: unit, ROWS: rows_by}
-        account = _Payer.open(population, ledger, cap, folder, limit=budget, public=public, bound=terms)
+        account = Payer.open(population, ledger, cap, folder, limit=budget, public=public, bound=terms)
         # From here on the run may be charged at any time: whatever ends it says so, and gives it up.
         with account.closing(run):
             return training.run(
@@ -379,32 +339,6 @@ def _group_by_person(
     # Derived by a hash, so that which records are used tells nothing of the noise.
     key = hashlib.sha256(b"records of a person" + generator.key).digest()
     return group_rows_by_user(records, people, per_person, key, n_is_public=n_is_public)
-
-
-def _data_facts(
-    dataset: str,
-    unit: str,
-    records: int | None,
-    per_person: int | None,
-    *,
-    public: bool,
-    rows_by: str,
-) -> DataFacts:
-    """What the card says of records in memory; there is no data card of them. rows_by: how rows are grouped."""
-    return DataFacts(
-        dataset=dataset,
-        title=dataset,
-        source="records in memory, of which no data card names a source",
-        licence="not stated",
-        unit=unit,
-        public=public,
-        records=records,
-        holdout="none",
-        transform="none",
-        per_person=None if per_person is None else 1,  # all of a person's rows are one record
-        pooled=per_person if per_person != 1 else None,
-        unit_is_stated=rows_by == BY_STATEMENT,
-    )
 
 
 @dataclass(frozen=True)
@@ -502,8 +436,8 @@ class _Training:
 
     def run(
         self,
-        run: "_Run",
-        account: "_Payer",
+        run: "FitRun",
+        account: "Payer",
         *,
         generator: Generator,
         compute: ComputeConfig,
@@ -534,8 +468,8 @@ class _Training:
 
 
 def _settle_and_publish(
-    run: "_Run",
-    account: "_Payer",
+    run: "FitRun",
+    account: "Payer",
     trace: Trace,
     released: Mapping[str, Tensor],
     *,
@@ -567,17 +501,6 @@ def _settle_and_publish(
     return Fitted(module, frame, dict(run.plan.epsilon), run.plan.target.budget.delta, card, files)
 
 
-_ARGUMENT_TYPES: Mapping[str, tuple[type | UnionType, str]] = {
-    **dict.fromkeys(("epsilon", "delta", "count_noise"), (Real, "a number")),
-    **dict.fromkeys(("seed", "memory_mb"), (Integral, "a whole number")),
-    **dict.fromkeys(("public", "n_is_public", "one_row_per_unit"), (bool, "True or False")),
-    "per_person": (Integral | None, "a whole number"),
-    "dataset": (str, "a text"),
-    **dict.fromkeys(("unit", "population", "ledger"), (str | None, "a text")),
-    "target_scale": (Real | None, "a number"),
-}
-
-
 class _StepReporter:
     """Calls `on_step` with the facts of a step; the training loop reports the numbers first, and then the state."""
 
@@ -597,87 +520,6 @@ class _StepReporter:
         assert self._on_step is not None
         tensors = {name: part.clone() for name, part in self._publish(state).items()}
         self._on_step(Step(step, self._plan.steps, self._epsilon, self._noise_std, tensors))
-
-
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    for name, (kind, words) in _ARGUMENT_TYPES.items():
-        if not isinstance(arguments[name], kind):
-            raise RefusedError(f"{name} is of type {type(arguments[name]).__name__}; give {words}.")
-        if isinstance(text := arguments[name], str) and (not text or text != text.strip()):
-            raise RefusedError(f"{name} is {text!r}; give a text without spaces around it, or leave it out.")
-    if arguments["noise"] not in ("secure", "seeded"):
-        raise RefusedError(f'noise is {arguments["noise"]!r}; choose "secure" or "seeded".')
-    if arguments["noise"] == "seeded" and not arguments["public"]:
-        raise RefusedError(
-            'seeded noise protects nobody, and the records are private; set noise to "secure".'
-        )
-    if not 0 < arguments["epsilon"] <= MAX_EPSILON:
-        raise RefusedError(
-            f"epsilon is {arguments['epsilon']:g}; give a number above 0, such as 1, and at most {MAX_EPSILON:g}."
-        )
-    if arguments["memory_mb"] < 1:
-        raise RefusedError(f"memory_mb is {arguments['memory_mb']}; give at least 1.")
-    if arguments["on_step"] is not None and not callable(arguments["on_step"]):
-        raise RefusedError("on_step is no function; give one that takes a Step, or None.")
-    if torch.get_default_device().type != "cpu":
-        raise RefusedError(
-            f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
-            " choose where to train by device."
-        )
-
-
-ROWS = "rows"
-"""The name of the term in a ledger that binds how rows are grouped."""
-BY_RECORD, BY_PEOPLE, BY_STATEMENT = "each by itself", "by their person", "one for each unit, as stated"
-
-
-def _grouping(people: Any, unit: str | None, *, one_row_per_unit: bool) -> tuple[str, str]:
-    """How rows become what is protected, and its unit."""
-    if people is not None:
-        if one_row_per_unit:
-            raise RefusedError(
-                "people and one_row_per_unit were both given, and people says whose each row is; leave one out."
-            )
-        return BY_PEOPLE, unit or "one person"
-    if one_row_per_unit:
-        return BY_STATEMENT, unit or "one person"
-    if unit not in (None, "one record"):
-        raise RefusedError(
-            f"unit is {unit!r}, and nothing says that nobody has several rows; give people, the person of each row,"
-            " with per_person, or state by one_row_per_unit=True that each row is one unit; the card shows that it is"
-            " your statement."
-        )
-    return BY_RECORD, "one record"
-
-
-def _describe_method(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, JsonValue]]:
-    """A method with numbers of Python, its name, and its settings as JSON values."""
-    if isinstance(method, type) or not all(
-        hasattr(method, name) for name in ("plan", "init", "step", "released")
-    ):
-        raise RefusedError(
-            f"the method is {method!r}; give the settings of one, such as DPSGD(steps=300, expected_batch_size=256)."
-        )
-    kind = type(method)
-    names = {of: name for name, of in CATALOGUE.items()}
-    # Settings built in Python were not validated yet; those of params.yaml are.
-    try:
-        reader = adapter(kind)
-        settings = reader.dump_python(method, mode="json", warnings=False, fallback=_plain)
-        method = reader.validate_json(json.dumps(settings))
-    except PydanticUserError:
-        raise RefusedError(
-            f"the settings of {kind.__name__} cannot be stated on a card; make it a dataclass of numbers and texts."
-        ) from None
-    except ValidationError as error:
-        key, what = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
-        raise RefusedError(f"the setting {key} of {kind.__name__} does not fit: {what}; change it.") from None
-    return method, names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python, and anything else in words."""
-    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _tensors_to_publish(model: Model, parameters: Tensor) -> dict[str, Tensor]:
@@ -719,192 +561,3 @@ def _model_of_plan(module: nn.Module, model: Model, *, seed: int) -> PlannedMode
         files={"start": hashlib.sha256(save(start)).hexdigest()},
         freeze=tuple(name for name, part in module.named_parameters() if not part.requires_grad),
     )
-
-
-@dataclass(frozen=True)
-class _Payer:
-    """The population that pays for a run.
-
-    public, bound: its terms. cap: with which `reserve` declares it, if it is new to the ledger. url: of the
-    ledger; None without a named population, where a new ledger is made and deleted after the call.
-    """
-
-    ledger: Ledger
-    population: str
-    public: bool
-    bound: Mapping[str, str]
-    cap: Budget | None = None
-    url: str | None = None
-
-    @classmethod
-    def open(
-        cls,
-        population: str | None,
-        url: str | None,
-        cap: tuple[float, float] | None,
-        folder: Path,
-        *,
-        limit: Budget,
-        public: bool,
-        bound: Mapping[str, str],
-    ) -> "_Payer":
-        """Raises RefusedError if the population has other terms or another ledger, or is new with no cap of `limit`."""
-        if population is None:
-            if url is not None or cap is not None:
-                raise RefusedError(
-                    "a ledger or a cap was given without a population; name the population to charge."
-                )
-            ledger_in_folder = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-            return cls(ledger_in_folder, "none", public, bound, limit)
-        url = ledger_url(None) if url is None else checked_url(url)
-        ledger = open_newest(url, home=home())
-        check_location(ledger, population, public=public, home=home())
-        if population not in ledger.populations():
-            if cap is None:
-                raise RefusedError(
-                    f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that"
-                    " all runs on these people may cost together."
-                )
-            try:
-                epsilon, delta = map(float, () if isinstance(cap, str | Mapping) else cap)
-            except (TypeError, ValueError):
-                raise RefusedError(
-                    f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4)."
-                ) from None
-            total = Budget(epsilon, delta)
-            if total.epsilon < limit.epsilon or total.delta < limit.delta:
-                raise RefusedError(
-                    f"the cap {total} of the new population {population!r} is below this call's own"
-                    f" {limit}; give a cap for all runs on these people together, which stays."
-                )
-            return cls(ledger, population, public, bound, total, url)
-        account = cls(ledger, population, public, bound, url=url)
-        account._check()
-        return account
-
-    def reserve(self, run: "_Run") -> None:
-        """Declare the population if it is new, and reserve the run's cost."""
-        if self.cap is not None:
-            self.ledger.declare(self.population, self.cap, public=self.public, bound=self.bound)
-            self._check()  # another call may have declared it meanwhile
-        elif self.bound[ROWS] == BY_STATEMENT:
-            self._bind_statement()
-        notes = run.document.ledger_notes
-        events = reserved_events(run.plan)
-        # The charge: once this returns, records may be read.
-        self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, notes=notes)
-        if self.url is not None and not self.public:
-            keep_usual(self.ledger, self.population, home=home())
-
-    @contextmanager
-    def closing(self, run: "_Run") -> Iterator[None]:
-        """Give up a run that fails after its charge, and state its cost in the exception, whatever it is."""
-        try:
-            yield
-        except BaseException as error:
-            status: str | None = "unknown"  # which counts as charged, if the ledger does not answer
-            with suppress(Exception):
-                status = self.ledger.status(run.run_id)
-                if status == "open":
-                    self.ledger.forfeit(run.run_id)
-                    status = "forfeited"
-            if status is not None:
-                vars(error)["charged"] = run.plan.cost
-            if status is not None and not self.public:
-                whose = f" of the population {self.population!r}, for run {run.run_id}" if self.url else ""
-                error.add_note(
-                    f"{run.plan.cost}{whose} were charged before this happened and count as spent; the same"
-                    " call is not resumed, and is charged again."
-                )
-            if self.url is not None and status in ("open", "unknown"):
-                error.add_note(LEFT_OPEN.format(run_id=run.run_id))
-            raise
-
-    def _check(self) -> None:
-        """Raises RefusedError if the population has other terms in the ledger."""
-        terms = self.ledger.terms(self.population)
-        bound = terms.bound
-        if terms.public != self.public:
-            kinds = ("private", "public")
-            raise RefusedError(
-                f"the population {self.population!r} is {kinds[not self.public]} in the ledger, and"
-                f" public={self.public} was given; set that right or name another population."
-            )
-        if bound[UNIT] != self.bound[UNIT]:
-            raise RefusedError(
-                f"the population {self.population!r} counts {bound[UNIT]!r} as one record, and"
-                f" unit={self.bound[UNIT]!r} was given; set that right, by the people whom rows belong to, or name"
-                " another population."
-            )
-        if bound.get(ROWS, self.bound[ROWS]) != self.bound[ROWS]:
-            raise RefusedError(
-                f"the population {self.population!r} takes rows {bound[ROWS]}, and this call takes them"
-                f" {self.bound[ROWS]}, which would not add up; give people and one_row_per_unit as before, or name"
-                " another population."
-            )
-
-    def _bind_statement(self) -> None:
-        """Bind a population that does not say how rows are grouped to the caller's statement."""
-        terms, cap = self.ledger.terms(self.population), self.ledger.balance(self.population).cap
-        self.ledger.declare(
-            self.population,
-            cap,
-            public=terms.public,
-            composition=terms.composition,
-            blocks_per_person=terms.blocks_per_person,
-            bound=self.bound,
-        )
-        self._check()
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The run of one call. data: what a data card would state."""
-
-    plan: Plan
-    document: PlanDocument
-    data: DataFacts
-    device: str
-    run_id: str = field(default_factory=lambda: f"fit-{secrets.token_hex(8)}")
-
-    def rehearse(self) -> None:
-        """Raises RefusedError if no card could be made of this run."""
-        with rehearsal():
-            budget = self.plan.target.budget
-            receipt, trace = made_up_result(self.plan, self._identity("none"), cap=budget, head=None)
-            build(RunRecord(self.document, receipt, self.data, trace))
-
-    def settle(
-        self,
-        account: _Payer,
-        files: Mapping[str, bytes],
-        trace: pd.DataFrame,
-        events: list[EventRow],
-    ) -> PrivacyCard:
-        """Settle the run's cost and build its card. files: the released files, by name."""
-        sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
-        # In full, also where the method ended early: when to end was then chosen by what was released.
-        account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
-        paid = account_of(account.ledger, account.population, self.run_id)
-        receipt = receipt_of(
-            self._identity(account.population),
-            self.plan,
-            events,
-            releases=len(trace),
-            account=paid if account.url else paid.model_copy(update={"head": None}),
-            software=software_facts(Path(__file__).parent, software_here(_DECIDING_FILES)),
-            sha256=sums,
-        )
-        return build(RunRecord(self.document, receipt, self.data, trace))
-
-    def _identity(self, population: str) -> RunIdentity:
-        return RunIdentity(
-            run_id=self.run_id,
-            algorithm=self.document.algorithm,
-            dataset=self.document.dataset,
-            population=population,
-            description_sha256=None,
-            private_noise=self.document.noise == "secure",
-            diagnostics=False,
-            device=self.device,
-        )

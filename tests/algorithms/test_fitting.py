@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from typer.testing import CliRunner
 
 import algorithms
-from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
+from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fit_charge, fitting
 from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, QueryFailedError, RefusedError
 from algorithms.fit_model import model_of
@@ -350,7 +350,7 @@ def test_what_a_card_cannot_state_is_refused_before_the_charge(
     def without_a_source(run: RunRecord, *given: Any) -> Any:
         return build_card(replace(run, data=with_entries(run.data, source="")), *given)
 
-    monkeypatch.setattr(fitting, "build", without_a_source)
+    monkeypatch.setattr(fit_charge, "build", without_a_source)
     with refused_as("card_rehearsal_failed"):
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
