@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy.linalg import toeplitz
 
+from algorithms.core.noise_strategies import _inverse
+from algorithms.core.noise_workload import mean_squared_noise, workload
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.methods import from_settings
-from algorithms.methods.matrix_factorisation import CorrelatedPlan, _inverse, mean_squared_noise, workload
+from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unroll
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree

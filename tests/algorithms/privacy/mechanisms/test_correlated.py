@@ -15,21 +15,19 @@ import torch
 from scipy import stats
 from scipy.linalg import toeplitz
 
-from algorithms.core.optimizers import OptimizerConfig
-from algorithms.errors import RefusedError
-from algorithms.gradients import L2
-from algorithms.methods import matrix_factorisation
-from algorithms.methods.matrix_factorisation import (
-    Workload,
+from algorithms.core import noise_strategies
+from algorithms.core.noise_strategies import (
     _decay_length,
     _summed_noise,
     _SummedNoise,
     best_banded,
     best_buffered,
-    mean_squared_noise,
     square_root,
-    workload,
 )
+from algorithms.core.noise_workload import Workload, mean_squared_noise, workload
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
 from algorithms.privacy.accounting.correlated import (
     CorrelatedStepDpEvent,
     releases_of,
@@ -180,7 +178,7 @@ def test_a_search_over_a_column_that_does_not_decay_takes_all_of_it(monkeypatch:
     every = mean_squared_noise(best_banded(update, steps, 2), prefix_sums(steps))
     _summed_noise.cache_clear()
     best_banded.cache_clear()
-    monkeypatch.setattr(matrix_factorisation, "DECAY_LENGTH", 16)
+    monkeypatch.setattr(noise_strategies, "DECAY_LENGTH", 16)
     assert _decay_length(2, steps) < steps
     some = mean_squared_noise(best_banded(update, steps, 2), prefix_sums(steps))
     assert some == pytest.approx(every, rel=1e-4)
