@@ -11,11 +11,10 @@ from algorithms.core import calibration
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.card import verify_card
+from tests.support.bounds_once import lower_bounds_once
 
 _EPSILONS = cache(epsilon._epsilon.__wrapped__)
 _NOISES = dict[str, float]()
-_BOUNDS = dict[str, dict[str, float | str]]()
-_LOWER_BOUNDS = verify_card.lower_bounds
 _MULTIPLIERS = (0.7, 3.0, 50.0)
 """Releases that are equal at these are equal at every multiplier."""
 
@@ -27,13 +26,6 @@ def _calibrated(schedule_at: Any, *asked: Any, **settings: Any) -> float:
     return _NOISES[key]
 
 
-def _lower_bounds(*asked: Any) -> dict[str, float | str]:
-    key = repr(asked)
-    if key not in _BOUNDS:
-        _BOUNDS[key] = _LOWER_BOUNDS(*asked)
-    return dict(_BOUNDS[key])
-
-
 @contextmanager
 def computed_once() -> Iterator[None]:
     """In the block every epsilon, noise for one and bound by `verify_card` is remembered, for later blocks as well.
@@ -43,7 +35,7 @@ def computed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "calibrate", _calibrated)
         patch.setattr(epsilon, "_epsilon", _EPSILONS)
-        patch.setattr(verify_card, "lower_bounds", _lower_bounds)
+        patch.setattr(verify_card, "lower_bounds", lower_bounds_once)
         yield
 
 
