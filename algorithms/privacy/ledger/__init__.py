@@ -4,8 +4,8 @@ composition: how runs add up, and what one counts for. policy: which blocks a re
 can be. planned_runs: the composition of a new population. rows: rows, the hashes that bind them, and the state that
 they add up to. drafts: the rows that an act adds. rules: what is refused. state_tables: the state as tables.
 store: the tables in SQLite or PostgreSQL, made by migrations. ledger: the class, whose `reserve` charges a population
-and its blocks, and whose `verify` reads all rows one by one. location: where a home has its ledger, and what it
-remembers of it. administration: copies, and roles in PostgreSQL.
+and its blocks. verification: what its `verify` does, which reads all rows one by one. location: where a home has its
+ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
 
 Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for; nothing
 else of ours but errors. What opens a database is imported when it is asked for: `card verify` needs none.
@@ -19,7 +19,7 @@ from algorithms.privacy.ledger.rows import NOISE_KEY, Balance, Entry, Head, cont
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger.administration import export, init, restore
-    from algorithms.privacy.ledger.ledger import Chain, Checkpoint, Ledger, Settlement, identity, settlement
+    from algorithms.privacy.ledger.ledger import Chain, Ledger, Settlement, identity, settlement
     from algorithms.privacy.ledger.location import (
         check_location,
         check_usual,
@@ -50,10 +50,11 @@ if TYPE_CHECKING:
     )
     from algorithms.privacy.ledger.rules import floor_to_6_digits
     from algorithms.privacy.ledger.store import NotAllowedError
+    from algorithms.privacy.ledger.verification import Checkpoint
 else:
     _MODULES = {
         "administration": ("export", "init", "restore"),
-        "ledger": ("Chain", "Checkpoint", "Ledger", "Settlement", "identity", "settlement"),
+        "ledger": ("Chain", "Ledger", "Settlement", "identity", "settlement"),
         "location": (
             *("check_location", "check_usual", "checked_url", "home", "keep_usual"),
             *("ledger_url", "open_newest", "remember", "sqlite_url", "system_user"),
@@ -65,6 +66,7 @@ else:
         ),
         "rules": ("floor_to_6_digits",),
         "store": ("NotAllowedError",),
+        "verification": ("Checkpoint",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
