@@ -1,11 +1,12 @@
 """The durable privacy budget of each population; this is its public face, and `README.md` beside it is its manual.
 
 composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
-can be. planned_runs: the composition of a new population. rows: rows, the hashes that bind them, and the state that
-they add up to. drafts: the rows that an act adds. rules: what is refused. state_tables: the state as tables.
-store: the tables in SQLite or PostgreSQL, made by migrations. ledger: the class, whose `reserve` charges a population
-and its blocks. verification: what its `verify` does, which reads all rows one by one. location: where a home has its
-ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
+can be. planned_runs: the composition of a new population. rows: rows and the hashes that bind them. state: what rows
+add up to. balances: what is spent and left of it. drafts: the rows that an act adds. rules: what is refused.
+state_tables: the state as tables. store: the tables in SQLite or PostgreSQL, made by migrations. ledger: the class,
+whose `reserve` charges a population and its blocks. verification: what its `verify` does, which reads all rows one by
+one. location: where a home has its ledger, and what it remembers of it. administration: copies, and roles in
+PostgreSQL.
 
 Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for; nothing
 else of ours but errors. What opens a database is imported when it is asked for: `card verify` needs none.
@@ -14,8 +15,10 @@ else of ours but errors. What opens a database is imported when it is asked for:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from algorithms.privacy.ledger.balances import Balance
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Composition, Terms, group_of, times
-from algorithms.privacy.ledger.rows import NOISE_KEY, Balance, Entry, Head, contents
+from algorithms.privacy.ledger.rows import Entry, Head
+from algorithms.privacy.ledger.state import NOISE_KEY, contents
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger.administration import export, init, restore

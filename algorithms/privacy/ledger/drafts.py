@@ -7,8 +7,9 @@ from fractions import Fraction
 from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import Events, RowNotes, Terms
-from algorithms.privacy.ledger.rows import Draft, LedgerState, adjacency_of
+from algorithms.privacy.ledger.rows import Draft
 from algorithms.privacy.ledger.rules import check_new_population, check_settles, find
+from algorithms.privacy.ledger.state import LedgerState, adjacency_of
 
 _PRICE_ROUNDING = 1e-9
 """Relative; far above the rounding of a price, as the same events may be added up in another order than planned."""

@@ -26,6 +26,15 @@ from sqlalchemy.engine import Connection
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import rules, state_tables
+from algorithms.privacy.ledger.balances import (
+    Balance,
+    affordable_runs,
+    balance_of,
+    block_views,
+    find_fullest_block,
+    spent_after,
+    spent_with,
+)
 from algorithms.privacy.ledger.composition import (
     BASIC,
     WHOLE_POPULATION,
@@ -36,25 +45,8 @@ from algorithms.privacy.ledger.composition import (
 )
 from algorithms.privacy.ledger.drafts import declaration_drafts, reservation_drafts, settlement_drafts
 from algorithms.privacy.ledger.policy import BlockBalance
-from algorithms.privacy.ledger.rows import (
-    ADJACENCY,
-    EMPTY_HEAD,
-    GENESIS,
-    Balance,
-    Draft,
-    Entry,
-    Head,
-    LedgerState,
-    ReservedRun,
-    Status,
-    affordable_runs,
-    balance_of,
-    block_views,
-    find_fullest_block,
-    replay,
-    spent_after,
-    spent_with,
-)
+from algorithms.privacy.ledger.rows import EMPTY_HEAD, GENESIS, Draft, Entry, Head
+from algorithms.privacy.ledger.state import ADJACENCY, LedgerState, ReservedRun, Status, replay
 from algorithms.privacy.ledger.state_tables import StatePart
 from algorithms.privacy.ledger.store import (
     FIRST_HASH,

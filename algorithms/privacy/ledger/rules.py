@@ -8,18 +8,17 @@ from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.ledger.balances import balance_of, left_of
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, RowNotes, times
-from algorithms.privacy.ledger.rows import (
+from algorithms.privacy.ledger.rows import Draft
+from algorithms.privacy.ledger.state import (
     NOISE_KEY,
     STATES,
-    Draft,
     LedgerState,
     ReservedRun,
     adjacency_of,
-    balance_of,
     contents,
     digest_schemes,
-    left_of,
 )
 
 

@@ -25,16 +25,8 @@ from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
-from algorithms.privacy.ledger.rows import (
-    STATES,
-    AccountKey,
-    Entry,
-    Head,
-    LedgerState,
-    ReservedRun,
-    contents,
-    replay,
-)
+from algorithms.privacy.ledger.rows import Entry, Head
+from algorithms.privacy.ledger.state import STATES, AccountKey, LedgerState, ReservedRun, contents, replay
 
 _MAX_EXCHANGED = 50
 

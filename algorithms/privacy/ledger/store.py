@@ -38,12 +38,12 @@ from algorithms.privacy.ledger.rows import (
     Draft,
     Entry,
     Head,
-    LedgerState,
     broken_error,
     follow,
     is_intact,
     seal,
 )
+from algorithms.privacy.ledger.state import LedgerState
 from algorithms.privacy.ledger.state_tables import Statement, exchange
 
 PATIENCE_SECONDS = 30.0

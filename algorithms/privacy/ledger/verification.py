@@ -19,7 +19,8 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import state_tables
 from algorithms.privacy.ledger.composition import Composition, RowNotes
-from algorithms.privacy.ledger.rows import EMPTY_HEAD, Entry, Head, LedgerState, adjacency_of, replay
+from algorithms.privacy.ledger.rows import EMPTY_HEAD, Entry, Head
+from algorithms.privacy.ledger.state import LedgerState, adjacency_of, replay
 from algorithms.privacy.ledger.store import FIRST_HASH, SEQ_OF_HASH, Store, pages, query_value
 
 _MIN_PAID, _MIN_PAID_OF_DELTA = 1 - 1e-9, 1 - 1e-2

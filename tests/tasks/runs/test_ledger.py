@@ -30,7 +30,7 @@ from algorithms.privacy.ledger import (
     export,
     restore,
 )
-from algorithms.privacy.ledger.rows import digest_schemes
+from algorithms.privacy.ledger.state import digest_schemes
 from data import DataRefusedError, DatasetInfo, dataset_info
 from data.card import DataCard
 from data.prepared import block_digests

@@ -18,7 +18,8 @@ from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedErro
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Composition, Entry, Head, Ledger, Terms, rules
 from algorithms.privacy.ledger.composition import BASIC
-from algorithms.privacy.ledger.rows import EMPTY_HEAD, Draft, follow, replay, seal
+from algorithms.privacy.ledger.rows import EMPTY_HEAD, Draft, follow, seal
+from algorithms.privacy.ledger.state import replay
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared, opened, reserve
 from tests.support.refusals import check_refusals, refused, refused_as
 

@@ -21,7 +21,7 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, group_priva
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger.rows import LedgerState
+from algorithms.privacy.ledger.state import LedgerState
 from algorithms.privacy.ledger.state_tables import StatePart
 from tests.algorithms.privacy.ledger import conftest
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared
