@@ -13,7 +13,7 @@ from algorithms.gradients import engine
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.documents import PlanDocument, RunIdentity
-from algorithms.privacy.ledger import store
+from algorithms.privacy.ledger import database
 from data import DatasetInfo
 from tasks import report, reporting
 from tasks.preflight import rehearsal
@@ -28,7 +28,7 @@ _MADE = defaultdict[str, set[tuple[str, str]]](set)
 _REHEARSED = defaultdict[str, set[str]](set)
 """By module of tests, plans and data sets, without numbers, of the runs that were rehearsed."""
 _TEMPLATES = cache(reporting.environment)
-_PRAGMAS = [store.SQLITE_PRAGMAS[0], "PRAGMA synchronous = OFF"]
+_PRAGMAS = [database.SQLITE_PRAGMAS[0], "PRAGMA synchronous = OFF"]
 """Without a log beside the file (WAL), which is made and deleted again for each transaction of a process alone."""
 
 
@@ -104,6 +104,6 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         once = partial(_rehearse_once, _REHEARSED[request.module.__name__])
         monkeypatch.setattr(rehearsal, "rehearse", once)
         monkeypatch.setattr(reporting, "environment", _TEMPLATES)
-        monkeypatch.setattr(store, "SQLITE_PRAGMAS", _PRAGMAS)
+        monkeypatch.setattr(database, "SQLITE_PRAGMAS", _PRAGMAS)
         monkeypatch.setattr(os, "fsync", lambda _file: None)
         yield

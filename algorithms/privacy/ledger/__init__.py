@@ -3,10 +3,10 @@
 composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
 can be. planned_runs: the composition of a new population. rows: rows and the hashes that bind them. state: what rows
 add up to. balances: what is spent and left of it. drafts: the rows that an act adds. rules: what is refused.
-state_tables: the state as tables. store: the tables in SQLite or PostgreSQL, made by migrations. ledger: the class,
-whose `reserve` charges a population and its blocks. verification: what its `verify` does, which reads all rows one by
-one. location: where a home has its ledger, and what it remembers of it. administration: copies, and roles in
-PostgreSQL.
+state_tables: the state as tables. database: connecting to SQLite or PostgreSQL. store: the tables there, made by
+migrations. ledger: the class, whose `reserve` charges a population and its blocks. verification: what its `verify`
+does, which reads all rows one by one. location: where a home has its ledger, and what it remembers of it.
+administration: copies, and roles in PostgreSQL.
 
 Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for; nothing
 else of ours but errors. What opens a database is imported when it is asked for: `card verify` needs none.
