@@ -1,10 +1,12 @@
 """Private evaluation: one noisy histogram of held-out records, and all metrics as post-processing of it.
 
-`histogram` says what is counted and what one person can change; `estimates` computes metrics with intervals, `expected`
-how wide these will be. `groups`, `curves`, `imbalance` and `recalibration` are further uses of the same release.
+`histogram` says which cells there are and what one person can change, `counts` counts records in them, and `released`
+has the noisy cells; `estimates` computes metrics with intervals, `expected` how wide these will be. `groups`, `curves`,
+`imbalance` and `recalibration` are further uses of the same release.
 Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
 """
 
+from algorithms.evaluation.counts import count
 from algorithms.evaluation.curves import (
     CalibrationBin,
     Threshold,
@@ -15,13 +17,7 @@ from algorithms.evaluation.curves import (
 from algorithms.evaluation.estimates import metrics_of, reasons_of, sum_of_scores
 from algorithms.evaluation.expected import expected_errors, expected_group_errors
 from algorithms.evaluation.groups import GroupDifference, GroupMetrics, group_differences, groups_of
-from algorithms.evaluation.histogram import (
-    HistogramSpec,
-    NoisyTables,
-    ReleasedHistogram,
-    count,
-    histogram_for,
-)
+from algorithms.evaluation.histogram import HistogramSpec, histogram_for
 from algorithms.evaluation.imbalance import (
     Decision,
     MetricsOfClass,
@@ -31,6 +27,7 @@ from algorithms.evaluation.imbalance import (
 )
 from algorithms.evaluation.intervals import Estimate
 from algorithms.evaluation.recalibration import Recalibration, recalibration_of
+from algorithms.evaluation.released import NoisyTables, ReleasedHistogram
 
 __all__ = [
     "CalibrationBin",

@@ -16,13 +16,7 @@ from algorithms.evaluation.estimates import (
     scored_cells,
     sigmoid,
 )
-from algorithms.evaluation.histogram import (
-    BINARY,
-    MULTICLASS,
-    Floats,
-    ReleasedHistogram,
-    score_edges,
-)
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, score_edges
 from algorithms.evaluation.intervals import (
     TOO_FEW,
     Estimate,
@@ -34,6 +28,7 @@ from algorithms.evaluation.intervals import (
     proportion,
     root_mean_square,
 )
+from algorithms.evaluation.released import ReleasedHistogram
 
 _POINTS = 16
 _MAX_HIDDEN, _HIDDEN_GAP = 0.1, 0.25

@@ -17,8 +17,6 @@ from algorithms.evaluation.histogram import (
     MULTICLASS,
     SIDE_SHARE,
     Floats,
-    NoisyTables,
-    ReleasedHistogram,
     error_nodes,
     loss_nodes,
     score_edges,
@@ -44,6 +42,7 @@ from algorithms.evaluation.intervals import (
     shrunk,
     variance_explained,
 )
+from algorithms.evaluation.released import NoisyTables, ReleasedHistogram
 
 MAX_TIES, MAX_OUTER_TIES = 0.3, 0.01
 """The AUC is not shown where more of the pairs of a positive and a negative are in one bin, which hides their order; in

@@ -9,18 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from algorithms.evaluation.counts import count
 from algorithms.evaluation.estimates import metrics_of
 from algorithms.evaluation.groups import groups_of
-from algorithms.evaluation.histogram import (
-    BINARY,
-    MULTICLASS,
-    Floats,
-    HistogramSpec,
-    Integers,
-    ReleasedHistogram,
-    count,
-)
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, HistogramSpec, Integers
 from algorithms.evaluation.intervals import Estimate
+from algorithms.evaluation.released import ReleasedHistogram
 
 _PEOPLE = 2000
 

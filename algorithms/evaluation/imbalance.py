@@ -18,8 +18,9 @@ from algorithms.evaluation.estimates import (
     scored_cells,
     sigmoid,
 )
-from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, ReleasedHistogram, score_edges
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, score_edges
 from algorithms.evaluation.intervals import Estimate, NoisyCells, estimate_in, mean, proportion
+from algorithms.evaluation.released import ReleasedHistogram
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import pytest
 
 from algorithms.auditing.private_evaluation import audit_evaluation, released_values
 from algorithms.core.private_evaluation import EvaluationPlan
-from algorithms.evaluation import histogram as counting
-from algorithms.evaluation import histogram_for
+from algorithms.evaluation import counts, histogram_for
 from tests.support.soak import soak_but
 
 SPECS = {
@@ -71,12 +70,12 @@ def test_a_planted_fault_of_the_release_is_found(fault: Any, part: str) -> None:
 
 
 def test_a_record_that_enters_a_table_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = counting._contributions
+    once = counts._contributions
 
     def twice(*args: Any) -> Any:
         return {name: parts * 2 for name, parts in once(*args).items()}
 
-    monkeypatch.setattr(counting, "_contributions", twice)
+    monkeypatch.setattr(counts, "_contributions", twice)
     found = audit_evaluation(SPECS["classes"], draws=300)
     assert [check.name for check in found.checks if check.is_violated] == ["reach of a record"]
     assert found.attack.is_violated

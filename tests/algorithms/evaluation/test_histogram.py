@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from algorithms.evaluation import HistogramSpec, ReleasedHistogram, count, histogram_for, metrics_of
+from algorithms.evaluation.counts import spread, temperature_cells
 from algorithms.evaluation.histogram import (
     MAX_BRIER_GAIN,
     TEMPERATURE_NORM,
     TEMPERATURES,
     error_nodes,
     score_nodes,
-    spread,
     target_nodes,
-    temperature_cells,
 )
 
 GROUPS = (("sex", ("f", "m")), ("region", ("north", "east", "south")))
