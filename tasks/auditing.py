@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from pydantic import JsonValue
 
-from algorithms.auditing.audit import Audit, audit, audit_mechanisms
+from algorithms.auditing.audit import Audit, audit
 from algorithms.auditing.game import Game, Predicts
+from algorithms.auditing.mechanism_audit import audit_mechanisms
 from algorithms.auditing.private_evaluation import audit_evaluation_release
 from algorithms.core.software import software_facts, software_here
 from algorithms.errors import RefusedError

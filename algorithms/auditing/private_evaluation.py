@@ -13,14 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from algorithms.auditing.audit import (
-    ROUNDING_ROOM,
-    AuditCheck,
-    MechanismAudit,
-    charged_multiplier,
-    dependence,
-)
 from algorithms.auditing.bounds import Attack, family_of, many_runs
+from algorithms.auditing.checks import ROUNDING_ROOM, AuditCheck, charged_multiplier, dependence
+from algorithms.auditing.mechanism_audit import MechanismAudit
 from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.evaluation import HistogramSpec, count, histogram_for
 from algorithms.evaluation.histogram import BINARY

@@ -10,9 +10,10 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from algorithms.auditing.audit import Audit, audit, audit_mechanisms
+from algorithms.auditing.audit import Audit, audit
 from algorithms.auditing.bounds import family, many_runs
 from algorithms.auditing.game import Game, _tree_noise, contribution, key_of, play
+from algorithms.auditing.mechanism_audit import audit_mechanisms
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
