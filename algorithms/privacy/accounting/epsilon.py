@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Accountant as Accountant
 from algorithms.privacy.accounting.event_classes import alternatives_of, parts
+from algorithms.privacy.accounting.event_rules import ADD_OR_REMOVE_ONE as ADD_OR_REMOVE_ONE
+from algorithms.privacy.accounting.event_rules import REPLACE_ONE as REPLACE_ONE
 from algorithms.privacy.accounting.event_rules import check_possible, compose_pld, pairs_of, rule_of
 from algorithms.privacy.accounting.events import (
     Schedule,
@@ -41,8 +43,6 @@ from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, epsilon_of, e
 from algorithms.privacy.accounting.selection import shift_of_trials
 
 Array = NDArray[np.float64]
-ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
 def adjacency_named(name: str) -> NeighboringRelation:

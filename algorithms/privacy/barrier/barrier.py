@@ -2,8 +2,9 @@
 
 It answers queries by releases alone. It validates a release, charges its event to the run's filter, and only then reads
 the records and adds noise. An exception after the charge keeps the charge and says nothing about the records. An
-impossible query must therefore be refused before the charge, from public facts about the model and the query: an
-arithmetic error would otherwise occur only if there is a record to compute with, and so reveal one.
+impossible query must therefore be refused before the charge, from public facts about the model and the query
+(`query_checks`): an arithmetic error would otherwise occur only if there is a record to compute with, and so reveal
+one.
 
 Formal guarantees (under the adjacency of the run's plan, for callers that use only the public methods):
 - The noise and the event of a release come from the same `Release`, so they cannot disagree.
@@ -16,32 +17,34 @@ Formal guarantees (under the adjacency of the run's plan, for callers that use o
   counts as zero.
 """
 
-import json
-import math
 import os
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from algorithms.errors import RefusedError
-from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLayer, linear_layer
+from algorithms.gradients import L1, L2, Clipping, LineCandidates
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
-from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.correlation import Correlation
 from algorithms.privacy.barrier.importance_sampling import LastNorms
+from algorithms.privacy.barrier.query_checks import (
+    check_gradient,
+    check_minimum,
+    check_norms,
+    check_points,
+    check_slices,
+)
 from algorithms.privacy.barrier.record_loader import RecordArrays
 from algorithms.privacy.barrier.statistics import Statistic, as_matrix, columns_of, shape_of, vector_length
-from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, ReleaseRow, Trace
+from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Trace
 from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from algorithms.privacy.mechanisms import release as releases
-from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator, Stream, add_steps
 from algorithms.privacy.mechanisms.release import (
-    Correlator,
     Mechanism,
     Minimum,
     NoiseAhead,
@@ -58,151 +61,6 @@ from algorithms.privacy.mechanisms.sampling import (
     WithoutReplacement,
     words_of_sample,
 )
-
-
-class Correlation:
-    """The state of a run's correlated noise between its steps.
-
-    The first step is charged for all steps, so each later step must continue it: with the same strategy, noise,
-    sampling and bound, in order. This is checked against the trace. In a resumed run the noise of the earlier steps is
-    drawn again. records: their number decides where noise begins in a stream.
-    """
-
-    def __init__(self, generator: Generator, trace: Trace, records: RecordArrays) -> None:
-        self._generator, self._trace, self._records = generator, trace, records
-        self._terms: tuple[Any, ...] = ()
-        self._correlator: Correlator | None = None
-        self._next = 0
-
-    def of(self, release: Release, dimension: int) -> Correlator | None:
-        """The correlator for a release that is about to be charged; None if its noise is independent.
-
-        Raises RefusedError for a step that does not follow the step before it.
-        """
-        if not isinstance(noise := release.noise, Correlated):
-            return None
-        first = replace(release, noise=replace(noise, step=0), divisor=1.0)
-        if noise.step == 0:
-            self._terms, self._next = (first, dimension), 0
-            self._correlator = noise.strategy.correlator(dimension)
-        elif self._correlator is None:
-            self._resume(first, noise, dimension)
-        if self._correlator is None or self._terms != (first, dimension) or self._next != noise.step:
-            raise RefusedError(
-                f"step {noise.step} of correlated noise was asked for out of order or under changed terms; ask for the"
-                " steps in their order, with one strategy, noise, sampling, bound and model."
-            )
-        return self._correlator
-
-    def advance(self) -> None:
-        """Move to the next step; called once the last release given to `of` is charged."""
-        self._next += 1
-
-    def _resume(self, first: Release, noise: Correlated, dimension: int) -> None:
-        """Draw the noise of the recorded steps again, if they belong to the same correlated run."""
-        rows = self._rows()
-        if not rows or json.loads(rows[0].event) != event_to_json(first.event()) or len(rows) > noise.steps:
-            return
-        correlator = noise.strategy.correlator(dimension)
-        skip = words_of_sample(first.sampling, len(self._records.labels))
-        for step, row in enumerate(rows):
-            same = replace(first, noise=replace(noise, step=step))
-            continued = (
-                type(first.clipping).__name__,
-                first.clipping.sensitivity,
-                noise_std(same, dimension),
-            )
-            if (row.clipping, row.clip_norm, row.noise_std) != continued:
-                return
-            correlator.draw(self._generator.stream(row.release).later(skip))
-        self._terms, self._correlator, self._next = (first, dimension), correlator, len(rows)
-
-    def _rows(self) -> list[ReleaseRow]:
-        """The trace's rows of the latest sequence of correlated steps."""
-        rows = [row for row in self._trace.rows if row.noise == Correlated(1.0).name]
-        starts = [
-            index for index, row in enumerate(rows) if json.loads(row.event)["type"] == "CorrelatedDpEvent"
-        ]
-        return rows[starts[-1] :] if starts else []
-
-
-def check_points(model: Model, points: Tensor) -> None:
-    """Raises RefusedError for points [k, d] of a shape or type that the model cannot take."""
-    expected = model.parameter_count
-    if points.dim() != 2 or len(points) == 0 or points.shape[1] != expected:
-        raise RefusedError(
-            f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
-        )
-    if points.dtype != torch.float32:
-        raise RefusedError(f"points of type {points.dtype} do not fit the model; give them as torch.float32.")
-
-
-def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Clipping) -> None:
-    """Raises RefusedError if the model's gradient at a point [d] cannot be released with these terms, such as a number
-    of per-layer bounds, or the length of a shift, that does not fit the model.
-    """
-    check_points(model, point[None])
-    layers = len(model.layers)
-    if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
-        raise RefusedError(
-            f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers; give one for each."
-        )
-    parameters = model.parameter_count
-    if isinstance(clipping, Affine) and clipping.shift.shape != (parameters,):
-        raise RefusedError(
-            f"a shift of shape {list(clipping.shift.shape)} does not fit the model; give one of {parameters}."
-        )
-    if isinstance(sampling, Importance):
-        check_norms(model, point)
-
-
-def check_slices(sampling: Sampling, clipping: Clipping) -> None:
-    """Raises RefusedError for clipping or sampling that sharded training does not support."""
-    if isinstance(clipping, Affine) or isinstance(sampling, Importance):
-        what = type(clipping if isinstance(clipping, Affine) else sampling).__name__
-        raise RefusedError(
-            "{what} needs whole vectors of parameters, of which {compute.shard_trained} leaves each process"
-            " a slice; set it to false.",
-            code="clipping_of_whole_vectors",
-            what=what,
-        )
-
-
-def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
-    """Raises RefusedError for a bound other than L2, and for a model whose norms could depend on each other.
-
-    In bfloat16, matrix products on some processors spoil the rows next to one that is not finite.
-    """
-    check_points(model, point[None])
-    if model.precision == torch.bfloat16:
-        raise RefusedError(
-            "the model {model} computes in bfloat16, where a record that is not finite can spoil the norms of others;"
-            " set {network.precision} to float32 for importance sampling and for releases of norms.",
-            code="model_in_bfloat16",
-            model=model.name,
-        )
-    if bound is not None and not isinstance(bound, L2):
-        raise RefusedError(
-            f"a norm was asked for within {type(bound).__name__}; it is the L2 norm, so give L2."
-        )
-
-
-def check_minimum(model: Model, problem: Minimum, noise: Mechanism) -> None:
-    """Raises RefusedError if the minimum of the model's losses does not have the bounds that `problem` declares."""
-    layer = linear_layer(model.module)
-    if layer is None or layer.out_features != 1 or model.bounds is None:
-        raise RefusedError(
-            f"the model {model.name} is not a linear model with one output and a bounded loss; use 'logistic'."
-        )
-    if isinstance(noise, NoNoise):
-        return
-    max_curvature = model.bounds.curvature * problem.input_norm**2
-    if not problem.curvature < math.inf or problem.curvature < max_curvature * (1 - 1e-12):
-        raise RefusedError(
-            f"a curvature of {problem.curvature:g} was declared, but losses of {model.name} have up to"
-            f" {max_curvature:g};"
-            " take a smooth loss and declare at least that."
-        )
 
 
 def _noisy_slices(total: Tensor, release: Release, noise: NoiseAhead | None, slices: Shards) -> Tensor:
