@@ -83,6 +83,29 @@ class DisjointPartsDpEvent(dp.DpEvent):  # type: ignore[misc]
     events: list[dp.DpEvent]
 
 
+@attrs.frozen
+class RandomAllocationDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A pass in which each record takes part in one of `parts` Gaussian sums, charged with the first of them.
+
+    Attributes:
+        noise_multiplier: Of each sum, relative to the bound on a record.
+        parts: Steps of a whole pass.
+        steps: Steps of this pass; fewer than `parts` only for a run's last one.
+    """
+
+    noise_multiplier: float
+    parts: int
+    steps: int
+
+
+@attrs.frozen
+class RandomAllocationStepDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A later step of a pass that a `RandomAllocationDpEvent` before it has paid for."""
+
+    noise_multiplier: float
+    parts: int
+
+
 def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
     """The events that an event consists of."""
     inner = getattr(event, "event", None)

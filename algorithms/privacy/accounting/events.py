@@ -22,17 +22,15 @@ from algorithms.privacy.accounting.event_classes import (
     EitherDpEvent,
     ObjectivePerturbationDpEvent,
     PureDpEvent,
+    RandomAllocationDpEvent,
+    RandomAllocationStepDpEvent,
     RenyiDpEvent,
     parts,
     with_parts,
 )
 from algorithms.privacy.accounting.event_documents import event_from_json, event_to_json
 from algorithms.privacy.accounting.event_rules import rule_of
-from algorithms.privacy.accounting.random_allocation import (
-    RandomAllocationDpEvent,
-    RandomAllocationStepDpEvent,
-    check_passes,
-)
+from algorithms.privacy.accounting.random_allocation import check_passes
 
 stats = lazy_module("scipy.stats")
 

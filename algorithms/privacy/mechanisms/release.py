@@ -25,8 +25,9 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerLayer
 from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
-from algorithms.privacy.accounting.event_classes import ObjectivePerturbationDpEvent, PureDpEvent
-from algorithms.privacy.accounting.random_allocation import (
+from algorithms.privacy.accounting.event_classes import (
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,
 )

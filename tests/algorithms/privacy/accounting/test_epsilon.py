@@ -18,7 +18,7 @@ from algorithms.privacy.accounting import Budget, filters
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting import rdp as renyi
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, REPLACE_ONE, epsilon, rdp
-from algorithms.privacy.accounting.event_classes import RenyiDpEvent
+from algorithms.privacy.accounting.event_classes import RandomAllocationDpEvent, RenyiDpEvent
 from algorithms.privacy.accounting.events import (
     event_from_json,
     event_to_json,
@@ -36,7 +36,6 @@ from algorithms.privacy.accounting.filters import (
 )
 from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.accounting.pld_epsilon import epsilon_of
-from algorithms.privacy.accounting.random_allocation import RandomAllocationDpEvent
 from algorithms.privacy.accounting.rdp import (
     rdp_by_library,
     rdp_of_fixed_size_sample,

@@ -11,10 +11,10 @@ import pytest
 from algorithms.privacy.accounting import Budget, noise_search
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
+from algorithms.privacy.accounting.event_classes import RandomAllocationDpEvent
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.noise_search import calibrate, find_smallest
 from algorithms.privacy.accounting.pld_epsilon import epsilon_of
-from algorithms.privacy.accounting.random_allocation import RandomAllocationDpEvent
 from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
 

@@ -23,7 +23,8 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.privacy.accounting import Budget, noise_search, random_allocation
+from algorithms.privacy.accounting import Budget, allocation_losses, noise_search
+from algorithms.privacy.accounting.allocation_losses import divergences_of_pass, pair_of_pass, ratio_of_pass
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
@@ -46,7 +47,6 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, coarse_grid, sides_of
-from algorithms.privacy.accounting.random_allocation import divergences_of_pass, pair_of_pass, ratio_of_pass
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -276,13 +276,13 @@ def test_masses_of_a_long_pass_are_exact_but_for_a_few_last_places_a_step(noise:
 
 
 def test_orders_that_are_asked_for_one_by_one_share_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed, on_points = [], random_allocation._on_points
+    computed, on_points = [], allocation_losses._on_points
 
     def spy(points: np.ndarray, noise: float) -> np.ndarray:
         computed.append(noise)
         return on_points(points, noise)
 
-    monkeypatch.setattr(random_allocation, "_on_points", spy)
+    monkeypatch.setattr(allocation_losses, "_on_points", spy)
     event, orders = RandomAllocationDpEvent(2.345, 50, 50), (1.5, 4.0, 17.25)
     singly = [divergences_of_pass(event, (order,))[0] for order in orders]
     assert computed == [2.345]
