@@ -12,13 +12,14 @@ from algorithms.core.method import Algorithm
 from algorithms.core.settings import from_registry
 from algorithms.methods.adaptive_clipping import AdaCliP, QuantileClipping
 from algorithms.methods.baselines import LBFGS, Majority, NonPrivate
-from algorithms.methods.dp_agd import DPAGD, PrivGene
+from algorithms.methods.dp_agd import DPAGD
 from algorithms.methods.dp_sgd import DPGD, DPSGD, SGDMA, NormBoundSGD, SGDAdv
 from algorithms.methods.dpis import DPIS
 from algorithms.methods.matrix_factorisation import DPFTRL, MatrixFactorisation
 from algorithms.methods.momentum import HeavyBall, Nesterov
 from algorithms.methods.noise_schedules import ADPSGD, DPSGDDecay
 from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation
+from algorithms.methods.priv_gene import PrivGene
 
 CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "dp_sgd": DPSGD,

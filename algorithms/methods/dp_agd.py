@@ -1,4 +1,4 @@
-"""Descent by noisy selection: DP-AGD, and PrivGene, with which it was compared (Lee and Kifer 2018)."""
+"""DP-AGD: descent with step sizes by noisy selection (Lee and Kifer 2018, arXiv:1808.09501)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import dp_accounting.dp_event as dp
-import numpy as np
 from pydantic import Field
 
 from algorithms.core.calibration import SLACK, check_adaptive, find_min_noise, plan_renyi, plan_zcdp
@@ -17,6 +16,7 @@ from algorithms.core.method import STORED_AS, PaperProtocol, PaperSwitch, paper_
 from algorithms.core.optimizers import MAX_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.selection_law import SelectionDistribution
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -27,8 +27,6 @@ from algorithms.privacy.mechanisms.release import (
     Gaussian,
     Gumbel,
     Laplace,
-    Mechanism,
-    Release,
     argmin_release,
     gradient_release,
 )
@@ -43,49 +41,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy_module("torch")
 
-stats = lazy_module("scipy.stats")
-
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
-
-
-@dataclass(frozen=True)
-class SelectionDistribution:
-    """How far the choice among candidates is from a uniform draw, by public numbers alone.
-
-    candidates: their number. noise_scale: of the noise on a candidate's total loss. gain: the stated signal: how far
-    the best candidate's total loss lies below all others, the mean that a step can gain at most, as all steps together
-    cannot gain more than the loss that the model starts with; None where the number of records is private. distance:
-    in total variation between the law of the choice at that gain and the uniform law; 0 is a coin's toss.
-    """
-
-    candidates: int
-    noise_scale: float
-    gain: float | None
-    distance: float | None
-
-    @classmethod
-    def of(cls, release: Release, candidates: int, steps: int, facts: PlanningFacts) -> SelectionDistribution:
-        """The law of one of `steps` selections."""
-        scale, bound = release.noise_scale, release.clipping.sensitivity
-        if facts.records is None:
-            return cls(candidates, scale, None, None)
-        start = bound if facts.start_loss is None else min(bound, facts.start_loss)
-        gain = release.sampling.rate * facts.records * start / steps
-        return cls(candidates, scale, gain, distance_from_uniform(gain / scale, candidates, release.noise))
-
-
-def distance_from_uniform(lead: float, candidates: int, noise: Mechanism) -> float:
-    """The total variation between a noisy choice and a uniform one, where one candidate leads all others by the same.
-
-    lead: in scales of the noise. The leader's share is that of a softmax for Gumbel noise, and for Laplace noise the
-    mean of F(x + lead)^(candidates - 1), by the midpoint rule over the quantiles of its own noise.
-    """
-    if isinstance(noise, Gumbel):
-        share = 1.0 / (1.0 + (candidates - 1) * math.exp(-lead))
-    else:
-        quantiles = (np.arange(20_000) + 0.5) / 20_000
-        share = float(np.mean(stats.laplace.cdf(stats.laplace.ppf(quantiles) + lead) ** (candidates - 1)))
-    return share - 1.0 / candidates
 
 
 @dataclass(frozen=True)
@@ -427,90 +383,3 @@ class DPAGD(Strict):
 def _normalise(vector: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(vector)
     return vector / length.clamp(min=torch.finfo(vector.dtype).tiny)
-
-
-RECORDS_A_ROUND = 800
-"""There are n epsilon / 800 rounds, as in the comparison with DP-AGD."""
-
-
-@dataclass(frozen=True)
-class PrivGeneState:
-    """parameters: [d], the last round's candidate. count: [], rounds done."""
-
-    parameters: Tensor
-    count: Tensor
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What the plan keeps: the noise multiplier of a round's selection, and its law; older plans have none."""
-
-    selection_multiplier: float
-    selection_law: SelectionDistribution | None = None
-
-
-@dataclass(frozen=True)
-class PrivGene(Strict):
-    """PrivGene: descent by noisy selection alone, without gradients (Zhang, Xiao, Yang, Zhang and Winslett 2013).
-
-    A round moves each coordinate of the parameters both ways and selects the candidate whose total loss is least:
-    one release, argmin of f - Gumbel(loss_bound / epsilon), which is the exponential mechanism on losses in [0,
-    loss_bound]. Under add-or-remove they all move the same way, so a round is (epsilon^2 / 8)-zCDP (Cesar and
-    Rogers 2021) and the rounds share rho equally. The moves become smaller from round to round by a fixed factor.
-
-    Differences from the paper: this is the form that was compared with DP-AGD (released code of Lee and Kifer
-    2018), with one parent and moves along coordinates instead of crossover; a record's loss is clipped on both
-    sides, and selections are accounted by their bounded range.
-
-    rounds: null for n epsilon / 800, rounded, at least 1. loss_bound: a record's loss is clipped to [0, loss_bound].
-    first_move, move: how far a coordinate is moved in the first round and in the second; decay: of a later round's
-    move, from the one before.
-
-    Example:
-        >>> from algorithms import PrivGene
-        >>> PrivGene(rounds=20).loss_bound
-        2.0
-    """
-
-    rounds: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
-    loss_bound: Bound = 2.0
-    first_move: Positive = 0.5
-    move: Positive = 0.7
-    decay: Share = 0.98
-
-    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
-        """An equal part of rho for each round; raises RefusedError for losses below 0 and for a private number."""
-        facts.check_losses("a candidate")
-        check_adaptive(target)
-        rho, rounds = rho_of_budget(target.budget), self.rounds
-        if rounds is None and facts.records is None:
-            raise RefusedError(
-                "the number of records is private, and with it that of the rounds; set {method.rounds}.",
-                code="rounds_missing",
-            )
-        rounds = rounds or max(1, round((facts.records or 0) * target.budget.epsilon / RECORDS_A_ROUND))
-        each = rho * (1 - SLACK) / rounds
-        multiplier = 1 / math.sqrt(8 * each)
-        release = argmin_release(self.loss_bound, Gumbel(multiplier))
-        selection = Selection(
-            multiplier, SelectionDistribution.of(release, 2 * facts.parameters, rounds, facts)
-        )
-        return plan_zcdp(rho, target=target, facts=facts, steps=rounds, method_params=selection)
-
-    def init(self, parameters: Tensor, plan: Plan) -> PrivGeneState:
-        """The state at the model's start."""
-        return PrivGeneState(parameters.clone(), torch.tensor(0))
-
-    def step(self, state: PrivGeneState, plan: Plan, barrier: Barrier) -> PrivGeneState:
-        """One round: the best of all moves of one coordinate, by noisy selection."""
-        count = int(state.count)
-        move = self.first_move if count == 0 else self.move * self.decay ** (count - 1)
-        moves = move * torch.eye(len(state.parameters), device=state.parameters.device)
-        candidates = torch.cat([state.parameters + moves, state.parameters - moves])
-        noise = Gumbel(plan.params(Selection).selection_multiplier)
-        chosen = barrier.argmin(candidates, bound=self.loss_bound, noise=noise)
-        return PrivGeneState(candidates[chosen].clone(), state.count + 1)
-
-    def released(self, state: PrivGeneState) -> Tensor:
-        """The last round's candidate, shape [d]."""
-        return state.parameters

@@ -14,8 +14,9 @@ from scipy import stats
 
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.selection_law import distance_from_uniform
 from algorithms.gradients import L2
-from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, NoisySum, distance_from_uniform
+from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, NoisySum
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.methods.dp_agd import PrivGene, Selection
+from algorithms.methods.priv_gene import PrivGene, Selection
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.mechanisms.release import Gumbel
