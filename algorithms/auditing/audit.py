@@ -28,13 +28,8 @@ from algorithms.auditing.bounds import (
     power_of,
 )
 from algorithms.auditing.checks import LAWS, AuditCheck, coin_checks, noise_checks, noise_of, reach_checks
-from algorithms.auditing.game import (
-    Game,
-    GameTranscript,
-    key_of,
-    log_likelihood,
-    play,
-)
+from algorithms.auditing.game import Game, GameTranscript, key_of, play
+from algorithms.auditing.likelihood import log_likelihood
 from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.risk import Profile

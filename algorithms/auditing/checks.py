@@ -17,16 +17,8 @@ from scipy.stats import chi2, gamma, norm
 from algorithms.auditing.bounds import (
     ALARM,
 )
-from algorithms.auditing.game import (
-    Answer,
-    Game,
-    GameTranscript,
-    contribution,
-    key_of,
-    length_of,
-    play,
-    whitening,
-)
+from algorithms.auditing.game import Answer, Game, GameTranscript, key_of, play
+from algorithms.auditing.likelihood import contribution, length_of, whitening
 from algorithms.core.plan import Plan
 from algorithms.gradients import Affine
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE

@@ -18,10 +18,8 @@ from algorithms.auditing.bounds import (
     family_of,
     many_runs,
 )
-from algorithms.auditing.game import (
-    key_of,
-    length_of,
-)
+from algorithms.auditing.game import key_of
+from algorithms.auditing.likelihood import length_of
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import Accountant, epsilon
 from algorithms.privacy.mechanisms.correlated import Correlated, Toeplitz

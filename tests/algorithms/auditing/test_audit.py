@@ -12,7 +12,8 @@ from torch import Tensor
 
 from algorithms.auditing.audit import Audit, audit
 from algorithms.auditing.bounds import family, many_runs
-from algorithms.auditing.game import Game, _tree_noise, contribution, key_of, play
+from algorithms.auditing.game import Game, key_of, play
+from algorithms.auditing.likelihood import _tree_noise, contribution
 from algorithms.auditing.mechanism_audit import audit_mechanisms
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
