@@ -27,7 +27,7 @@ _ELSEWHERE = {
     "fit": "algorithms.fitting",
     "load": "algorithms.models.saved",
     "Fitted": "algorithms.fitting",
-    "replace_batch_norm": "algorithms.models.public_models",
+    "replace_batch_norm": "algorithms.models.batch_norm",
     "OptimizerConfig": "algorithms.core.optimizers",
 }
 

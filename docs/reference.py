@@ -246,7 +246,7 @@ def api() -> str:
     """The Python interface, which mkdocstrings fills in."""
     parts = {
         "Training": ("algorithms.fitting.fit", "algorithms.fitting.Fitted", "algorithms.fitting.Step"),
-        "Models with BatchNorm": ("algorithms.models.public_models.replace_batch_norm",),
+        "Models with BatchNorm": ("algorithms.models.batch_norm.replace_batch_norm",),
         "Using a model": ("algorithms.models.saved.load", "algorithms.models.saved.TrainedModel"),
         "Predicting on files": ("tasks.predict.predict", "tasks.predict.Predictions"),
         "Estimators for scikit-learn": (

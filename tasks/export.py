@@ -236,7 +236,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
             " to huggingface, onnx or torchscript.",
             code="form_unfit",
         )
-    from algorithms.models.public_models import read_pretrained, save_pretrained
+    from algorithms.models.library_files import read_pretrained, save_pretrained
 
     module, parameters = load_model(_run_folder(artifacts) / "model.safetensors")
     save_pretrained(module, parameters, folder)
@@ -342,7 +342,8 @@ def _add_library_files(model: TrainedModel, folder: Path) -> str:
     is_of_transformers = model.facts.model == "huggingface" and settings.get("replace_batch_norm") is not True
     if not is_of_transformers or model.facts.front or model.facts.temperature is not None:
         return ""
-    from algorithms.models.public_models import library_model, write_beside
+    from algorithms.models.library_files import write_beside
+    from algorithms.models.public_models import library_model
 
     module, parameters = load_model(folder / "model.safetensors")
     module.module.load_state_dict(parameters, strict=False)

@@ -15,7 +15,7 @@ from algorithms.errors import ModelRefusedError
 from algorithms.model_facts import facts_of
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
-from algorithms.models.public_models import in_file
+from algorithms.models.library_files import in_file
 from data import DatasetInfo
 from data.prepared import preparation_in
 

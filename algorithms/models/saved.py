@@ -22,8 +22,8 @@ from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import for_evaluation, front, in_front, shape_after, with_views
 from algorithms.models.libraries import digest, read_tensors
+from algorithms.models.library_files import from_file
 from algorithms.models.model import Model
-from algorithms.models.public_models import from_file
 
 
 def load_start(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:

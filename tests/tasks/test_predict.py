@@ -371,7 +371,7 @@ def test_a_release_whose_library_gives_other_scores_is_refused(
     (tmp_path / "plan.json").write_text('{"model": {}}')
     model = algorithms.load(tmp_path)
     monkeypatch.setattr(
-        "algorithms.models.public_models.write_beside",
+        "algorithms.models.library_files.write_beside",
         lambda *_: lambda given: torch.full((len(given), len(model.classes)), score),
     )
     with refused_as("scores_differ"):

@@ -11,13 +11,10 @@ from torch import nn
 
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, ModelRefusedError, build
+from algorithms.models.batch_norm import batch_norm_layers, replace_batch_norm
 from algorithms.models.libraries import LibraryMissingError, imported_library
-from algorithms.models.public_models import (
-    batch_norm_layers,
-    library_model,
-    replace_batch_norm,
-    save_pretrained,
-)
+from algorithms.models.library_files import save_pretrained
+from algorithms.models.public_models import library_model
 from tests.algorithms.models.forms import FORMS, LORA, TINY_BERT, form_of, moved, records
 from tests.support.gradients import naive
 from tests.support.public_texts import WORDS, publish
