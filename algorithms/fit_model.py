@@ -46,6 +46,7 @@ def model_of(
     warn_of_unusable_torchvision(module)
     trained = _copy_to_train(module)
     records = _with_padding(trained, records)
+    # What the engine takes is one array in and [batch, outputs] out; `RowModule` makes that of any other module.
     is_flat = False
     if records.packing is not None or not isinstance(result := _probe(trained, records), Tensor):
         trained = RowModule(trained, records.packing)
@@ -62,6 +63,7 @@ def model_of(
             "the model does not give one row of outputs for each record; let it return [batch, outputs], or"
             " [batch, ..., outputs], itself or as `logits`."
         )
+    # The loss decides what the targets are, so it comes before their range is checked.
     outputs, shape = tuple(result.shape[1:]), records.labels.shape[1:]
     _check_entries(trained, records)
     records = _with_numbers(records, loss, outputs, is_flat=is_flat)

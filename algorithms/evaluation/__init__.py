@@ -1,8 +1,8 @@
 """Private evaluation: one noisy histogram of held-out records, and all metrics as post-processing of it.
 
-`histogram` says which cells there are and what one person can change, `counts` counts records in them, and `released`
-has the noisy cells; `estimates` computes metrics with intervals, `expected` how wide these will be. `groups`, `curves`,
-`imbalance` and `recalibration` are further uses of the same release.
+`histogram` says which cells there are and what one person can change, `counts` counts records in them, and
+`released_histogram` has the noisy cells; `estimates` computes metrics with intervals, `expected` how wide these will
+be. `groups`, `curves`, `imbalance` and `recalibration` are further uses of the same release.
 Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
 """
 
@@ -27,7 +27,7 @@ from algorithms.evaluation.imbalance import (
 )
 from algorithms.evaluation.intervals import Estimate
 from algorithms.evaluation.recalibration import Recalibration, recalibration_of
-from algorithms.evaluation.released import NoisyTables, ReleasedHistogram
+from algorithms.evaluation.released_histogram import NoisyTables, ReleasedHistogram
 
 __all__ = [
     "CalibrationBin",

@@ -1,6 +1,6 @@
 """What held-out records add to the cells of a histogram, before its noise: each at most the sensitivity of the spec.
 
-Sums of these are private. Only noisy ones leave, see `released`.
+Sums of these are private. Only noisy ones leave, see `released_histogram`.
 """
 
 import math

@@ -28,7 +28,7 @@ from algorithms.evaluation.intervals import (
     proportion,
     root_mean_square,
 )
-from algorithms.evaluation.released import ReleasedHistogram
+from algorithms.evaluation.released_histogram import ReleasedHistogram
 
 _POINTS = 16
 _MAX_HIDDEN, _HIDDEN_GAP = 0.1, 0.25

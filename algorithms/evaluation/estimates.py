@@ -42,7 +42,7 @@ from algorithms.evaluation.intervals import (
     shrunk,
     variance_explained,
 )
-from algorithms.evaluation.released import NoisyTables, ReleasedHistogram
+from algorithms.evaluation.released_histogram import NoisyTables, ReleasedHistogram
 
 MAX_TIES, MAX_OUTER_TIES = 0.3, 0.01
 """The AUC is not shown where more of the pairs of a positive and a negative are in one bin, which hides their order; in

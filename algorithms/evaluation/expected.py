@@ -14,7 +14,7 @@ from algorithms.evaluation.estimates import metrics_of
 from algorithms.evaluation.groups import groups_of
 from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, HistogramSpec, Integers
 from algorithms.evaluation.intervals import Estimate
-from algorithms.evaluation.released import ReleasedHistogram
+from algorithms.evaluation.released_histogram import ReleasedHistogram
 
 _PEOPLE = 2000
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from algorithms.evaluation.estimates import outcomes_of_view
 from algorithms.evaluation.histogram import HistogramSpec
 from algorithms.evaluation.intervals import Estimate, difference, estimate_in
-from algorithms.evaluation.released import NoisyTables, ReleasedHistogram
+from algorithms.evaluation.released_histogram import NoisyTables, ReleasedHistogram
 
 MIN_SIZE = 8.0
 """A group whose released size is below so many standard deviations of its noise is too small for metrics of its own."""

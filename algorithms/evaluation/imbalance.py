@@ -20,7 +20,7 @@ from algorithms.evaluation.estimates import (
 )
 from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, score_edges
 from algorithms.evaluation.intervals import Estimate, NoisyCells, estimate_in, mean, proportion
-from algorithms.evaluation.released import ReleasedHistogram
+from algorithms.evaluation.released_histogram import ReleasedHistogram
 
 
 @dataclass(frozen=True)

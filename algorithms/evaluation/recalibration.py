@@ -24,7 +24,7 @@ from algorithms.evaluation.histogram import (
     score_edges,
 )
 from algorithms.evaluation.intervals import Estimate, independent, mean_gain, mean_of_sums
-from algorithms.evaluation.released import ReleasedHistogram
+from algorithms.evaluation.released_histogram import ReleasedHistogram
 
 _RANGE, _CANDIDATES, _MIN_SIGNAL, _MAX_TIES = 8.0, 121, 3.0, 0.5
 

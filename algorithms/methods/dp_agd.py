@@ -95,6 +95,7 @@ def plan_sampled(
     def selection(multiplier: float) -> Schedule:
         return [(argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event(), 1)]
 
+    # A filter adds up at one order. The gradients' noise decides it, and selections take their share at the same one.
     measured = find_min_noise(gradient, measuring) if measuring else None
     selected = (
         None if measured is None else find_min_noise(selection, {measured[1]: share * limits[measured[1]]})

@@ -102,8 +102,10 @@ class ComputeConfig:
 
         Raises RefusedError if the model mixes records, and ModelRefusedError if it cannot be inspected.
         """
+        # Passes are planned for what one process computes.
         records_per_process = None if self.expected_batch is None else self.expected_batch / self.group.count
         try:
+            # The inspection computes as training will, whatever autocast the caller has open.
             with torch.autocast(self.device.type, enabled=False):
                 engine = Engine(
                     model,

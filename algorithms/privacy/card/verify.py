@@ -341,6 +341,7 @@ def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
         return
     evaluated = (disjoint or [[(schedule[-1][0], 1)]])[-1]
     delta, adjacency = card.accounting.delta, adjacency_named(card.setting.adjacency)
+    # How many events of disjoint parts there are, at any depth, and how many parts: trained on, and held out.
     expected = (1, 2) if adjacency is ADD_OR_REMOVE_ONE else (0, 0)
     fits = is_named and card.setting.holdout == "private" and (parts_count, len(disjoint or ())) == expected
     fits = fits and [query.count for query in queries] == [1] and _are_of(evaluated, queries[0])

@@ -126,9 +126,11 @@ def _create_roles(
             f"the database of the ledger {store.database.name} has no user {missing[0]!r}; create it there first, by"
             " CREATE ROLE ... LOGIN, with a password that only that user knows."
         )
+    # Roles belong to the whole server, so their names have that of the database.
     for role, name in names.items():
         if name not in there_are:
             connection.exec_driver_sql(f"CREATE ROLE {quoted[role]} NOLOGIN")
+    # Dropped first, since there is no CREATE POLICY IF NOT EXISTS, and an older version's may differ.
     policies = [
         statement
         for table, rules in _POLICIES.items()
