@@ -29,13 +29,11 @@ from algorithms.privacy.mechanisms.release import (
     Gumbel,
     KNorm,
     Laplace,
-    NoiseAhead,
     Release,
-    add_noise,
     argmin_release,
     gradient_release,
-    noisy_argmin,
 )
+from algorithms.privacy.mechanisms.release_noise import NoiseAhead, add_noise, noisy_argmin
 from algorithms.privacy.mechanisms.sampling import (
     FixedOrder,
     FullBatch,

@@ -19,7 +19,8 @@ from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting.events import Schedule, Trials, all_shown, schedule_to_json
 from algorithms.privacy.documents import StatedEvaluation, StatedTrials
 from algorithms.privacy.mechanisms.noise import Generator
-from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
+from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release
+from algorithms.privacy.mechanisms.release_noise import add_noise, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
 
 if TYPE_CHECKING:

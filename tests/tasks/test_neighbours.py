@@ -19,8 +19,9 @@ import torch
 from ruamel.yaml import YAML
 from torch import Tensor
 
-from algorithms.privacy.mechanisms import noise, release
+from algorithms.privacy.mechanisms import noise, release_noise
 from algorithms.privacy.mechanisms.noise import Generator, Stream
+from algorithms.privacy.mechanisms.release import Release
 from data.card import File
 from data.files import checksum_for, owner_key
 from tasks import evaluate, report
@@ -162,16 +163,16 @@ def left_in(folder: Path, receipt: dict[str, Any]) -> dict[str, str]:
 @pytest.fixture
 def noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are zero, and their noise is drawn from the first word of their stream, whatever coins came before."""
-    add, draws = noise.add_steps, release.draws
+    add, draws = noise.add_steps, release_noise.draws
 
     def add_to_nothing(total: Tensor, steps: Tensor, *, std: float) -> Tensor:
         return add(torch.zeros_like(total), steps, std=std)
 
-    def draw_from_the_first(asked: release.Release, stream: Stream, count: int) -> Any:
+    def draw_from_the_first(asked: Release, stream: Stream, count: int) -> Any:
         return draws(asked, Stream(stream._key, stream._release), count)
 
-    monkeypatch.setattr(release, "add_steps", add_to_nothing)
-    monkeypatch.setattr(release, "draws", draw_from_the_first)
+    monkeypatch.setattr(release_noise, "add_steps", add_to_nothing)
+    monkeypatch.setattr(release_noise, "draws", draw_from_the_first)
     monkeypatch.setattr(charge, "generator_of", lambda *_: Generator(bytes(32), private=True))
 
     def of_settings(decides: Sequence[object], *_: object, **__: object) -> str:

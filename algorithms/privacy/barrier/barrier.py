@@ -44,16 +44,8 @@ from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Trac
 from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from algorithms.privacy.mechanisms import release as releases
 from algorithms.privacy.mechanisms.noise import Generator, Stream, add_steps
-from algorithms.privacy.mechanisms.release import (
-    Mechanism,
-    Minimum,
-    NoiseAhead,
-    NoNoise,
-    Release,
-    add_noise,
-    noise_std,
-    noisy_argmin,
-)
+from algorithms.privacy.mechanisms.release import Mechanism, Minimum, NoNoise, Release
+from algorithms.privacy.mechanisms.release_noise import NoiseAhead, add_noise, noise_std, noisy_argmin
 from algorithms.privacy.mechanisms.sampling import (
     Importance,
     RandomAllocation,

@@ -10,7 +10,8 @@ from algorithms.privacy.barrier.record_loader import RecordArrays
 from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator
-from algorithms.privacy.mechanisms.release import Correlator, Release, noise_std
+from algorithms.privacy.mechanisms.release import Correlator, Release
+from algorithms.privacy.mechanisms.release_noise import noise_std
 from algorithms.privacy.mechanisms.sampling import words_of_sample
 
 

@@ -17,15 +17,8 @@ from torch import Tensor
 from algorithms.gradients import PerExampleModel, layer_inputs, linear_layer
 from algorithms.models import Model
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import (
-    Minimum,
-    NoNoise,
-    ObjectiveNoise,
-    Release,
-    add_noise,
-    draws,
-    minimum_release,
-)
+from algorithms.privacy.mechanisms.release import Minimum, NoNoise, ObjectiveNoise, Release, minimum_release
+from algorithms.privacy.mechanisms.release_noise import add_noise, draws
 
 RecordBlock: TypeAlias = tuple[Tensor, Tensor, Tensor]
 

@@ -19,7 +19,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
 from algorithms.privacy.barrier import unnoised_queries
-from algorithms.privacy.mechanisms import correlated, release
+from algorithms.privacy.mechanisms import correlated, release_noise
 from algorithms.privacy.mechanisms.sampling import draw_sample
 from tests.support.costs import costs_once
 from tests.support.soak import soak_but
@@ -42,8 +42,8 @@ def honest() -> Audit:
 
 
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = release.draws
-    monkeypatch.setattr(release, "draws", lambda *args: 0.5 * drawn(*args))
+    drawn = release_noise.draws
+    monkeypatch.setattr(release_noise, "draws", lambda *args: 0.5 * drawn(*args))
     for kind in (correlated._Recursion, correlated._Tree):
         step = kind.draw
         monkeypatch.setattr(kind, "draw", lambda *args, step=step: 0.5 * step(*args))

@@ -25,7 +25,8 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord, build, text, verify
 from algorithms.privacy.documents import StatedPlan
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, gradient_release, noise_std
+from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, gradient_release
+from algorithms.privacy.mechanisms.release_noise import noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms.privacy.conftest import card_of
 from tests.support.changed import changed

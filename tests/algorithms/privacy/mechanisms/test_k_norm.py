@@ -20,8 +20,8 @@ from algorithms.privacy.mechanisms.release import (
     PureObjectiveNoise,
     gradient_release,
     minimum_release,
-    noise_std,
 )
+from algorithms.privacy.mechanisms.release_noise import noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import SHAPE, made_up

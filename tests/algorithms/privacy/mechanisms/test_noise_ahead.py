@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from algorithms.gradients import L2, Normalised
 from algorithms.models import Model
-from algorithms.privacy.mechanisms import release as releases
+from algorithms.privacy.mechanisms import release_noise
 from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
-from algorithms.privacy.mechanisms.release import Gaussian, Release
+from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import (
     FullBatch,
     Importance,
@@ -29,7 +29,7 @@ from tests.support.waiting import HANG_SECONDS
 @pytest.fixture(autouse=True)
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every model was large."""
-    monkeypatch.setattr(releases, "MIN_DRAWN_AHEAD", 1)
+    monkeypatch.setattr(release_noise, "MIN_DRAWN_AHEAD", 1)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_the_noise_is_what_comes_after_the_coins(sampling: Sampling) -> None:
     answer = barrier(records).gradient(
         point, sampling=sampling, clipping=clipping, noise=Gaussian(2.0), divisor=1.0
     )
-    release = releases.gradient_release(sampling, clipping, Gaussian(2.0), 1.0)
+    release = gradient_release(sampling, clipping, Gaussian(2.0), 1.0)
     drawn = seeded_generator(5).stream(0)
     if isinstance(sampling, Importance):
         drawn.pairs(RECORDS)
     else:
         draw_sample(sampling, RECORDS, drawn, step=0)
-    expected = releases.add_noise(torch.zeros(len(point), dtype=torch.float64), release, drawn)
+    expected = release_noise.add_noise(torch.zeros(len(point), dtype=torch.float64), release, drawn)
     assert torch.equal(answer, expected.float())
 
 
@@ -69,14 +69,14 @@ class Waiting(nn.Linear):
 def test_the_noise_is_drawn_while_the_sum_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Flatten(), Waiting(16, 3))
     model = Model("waiting", module, small_model().losses, lambda outputs: outputs)
-    asked, done, draws = barrier(made_up(), model), threading.Event(), releases.draws
+    asked, done, draws = barrier(made_up(), model), threading.Event(), release_noise.draws
 
     def told(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
         found = draws(release, stream, count)
         done.set()
         return found
 
-    monkeypatch.setattr(releases, "draws", told)
+    monkeypatch.setattr(release_noise, "draws", told)
     monkeypatch.setattr(Waiting, "drawn", done)
     answer = asked.gradient(
         model.initial_parameters(), sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0

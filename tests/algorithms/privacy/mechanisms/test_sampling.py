@@ -21,14 +21,8 @@ from algorithms.privacy.accounting.filters import RenyiFilter, ScheduleFilter, Z
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import (
-    Gaussian,
-    Gumbel,
-    Laplace,
-    argmin_release,
-    gradient_release,
-    noisy_argmin,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, argmin_release, gradient_release
+from algorithms.privacy.mechanisms.release_noise import noisy_argmin
 from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson, WithoutReplacement
 from tests.support.barriers import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.bench import MadeUp, made_up, small_model
