@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
 
-from algorithms.privacy.ledger import store
+from algorithms.privacy.ledger import database
 from tasks.runs.dvc_stages import REFUSED, StageFailedError, StageRefusedError
 from tasks.runs.stage_main import main_of
 from tests.soak.kills_place import Place
@@ -24,7 +24,7 @@ def enter(place: Place) -> None:
     os.environ |= {"EPSILONFLOW_HOME": str(place.home), "EPSILONFLOW_LEDGER_URL": place.url}
     os.environ |= {"TMPDIR": str(place.home.parent), "WANDB_API_KEY": "0" * 40}
     tempfile.tempdir = None
-    store.PATIENCE_SECONDS = _PATIENCE_SECONDS
+    database.PATIENCE_SECONDS = _PATIENCE_SECONDS
 
 
 def run_stage(name: str, root: Path) -> None:

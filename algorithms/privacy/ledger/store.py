@@ -24,14 +24,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.ledger import state_tables
-from algorithms.privacy.ledger.database import (
-    PATIENCE_SECONDS,
-    SET_PATIENCE,
-    Database,
-    database_of,
-    is_busy,
-)
+from algorithms.privacy.ledger import database, state_tables
+from algorithms.privacy.ledger.database import SET_PATIENCE, Database, database_of, is_busy
 from algorithms.privacy.ledger.location import system_user
 from algorithms.privacy.ledger.rows import (
     EMPTY_HEAD,
@@ -282,7 +276,7 @@ class Store:
             command.upgrade(config, "head")
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + database.PATIENCE_SECONDS
         pause = 0.005
         while True:
             try:

@@ -158,7 +158,7 @@ def test_a_busy_ledger_is_waited_for_and_then_one_sentence(
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger.open(_url(path))
-    monkeypatch.setattr("algorithms.privacy.ledger.store.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("algorithms.privacy.ledger.database.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("algorithms.privacy.ledger.database.SQLITE_PRAGMAS", ("PRAGMA busy_timeout = 50",))
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
