@@ -144,17 +144,16 @@ class HistogramCells(TargetScaling):
         shared = [rows[:, -1:]] if self._constant_share else []
         if not self._widths:
             return torch.cat([rows[:, : self._front], *shared], dim=1)
-        # [batch, bins + trees * depth]
-        values = self.table[self.indices(rows)[:, self.looked_up] + self.offsets].to(rows.dtype)
-        bins = values[:, : len(self._bin_parts)]
-        passed = (
-            values[:, len(self._bin_parts) :].reshape(-1, self._trees, self._depth) if self._trees else None
-        )
-        after = [rows[:, : self._front], bins]
-        if passed is not None:
+        # [bins + trees * depth, batch], so that a test's rows lie together, and with them the part of the table they need
+        cells = self.indices(rows).t().index_select(0, self.looked_up) + self.offsets[:, None]
+        values = self.table.take(cells).to(rows.dtype)
+        bins, tests = values[: len(self._bin_parts)], values[len(self._bin_parts) :]
+        after = [rows[:, : self._front], bins.t()]
+        if self._trees:
             # A leaf's number in binary, first split first.
             powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
-            after.append((passed * powers.to(rows.dtype)).sum(-1))
+            passed = tests.reshape(self._trees, self._depth, -1) * powers.to(rows.dtype)[:, None]
+            after.append(passed.sum(1).t())
         return torch.cat([*after, *shared], dim=1)
 
     @property
