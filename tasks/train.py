@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -332,7 +332,11 @@ def _train_into(
             shown(step, epsilon, noise_std)
             live(step, epsilon, noise_std)
 
-        state, trace, model = _trainer(job, model)(
+        # Several processes might have different cards, and so passes of different sizes.
+        bound = (
+            sanity.records_of(job.info, charged_run.root / "data" / "cards") if job.group.count == 1 else None
+        )
+        state, trace, model = _trainer(job, model, bound)(
             run=ResumableRun(run.run_id, run.generator(), run.folder, performance.checkpoint_seconds),
             hooks=Hooks(
                 on_step=on_step,
@@ -354,8 +358,13 @@ def _train_into(
     return trace
 
 
-def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
-    """The training loop, given all that is the same in each process of a run."""
+def _trainer(
+    job: Job, model: Model, max_number: int | None = None
+) -> Callable[..., tuple[Any, Trace, Model]]:
+    """The training loop, given all that is the same in each process of a run.
+
+    max_number: a public bound on the number of records.
+    """
 
     def records() -> RecordBatch:
         data = load_as(job.prepared, job.info)
@@ -375,7 +384,7 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
         job.plan,
         model,
         open_records=records,
-        compute=compute_config(job.settings.performance, job.group),
+        compute=replace(compute_config(job.settings.performance, job.group), max_number=max_number),
         features=features_for(job.settings, job.info),
     )
 

@@ -64,6 +64,10 @@ _RECOMPUTATION_ERROR, _BOUND_ERROR = 1e-6, 1e-2
 PLD's may be stated above what it costs here."""
 _ROUNDING = 1e-9
 """Relative, of a filter's limit, which has a closed form that every machine computes alike."""
+_RECORDS_IN_BOUND, _USUAL_PASS = 10.0, 64
+"""How many times the number of records a public bound on it may be for passes to be full; and how many records a pass
+has without a bound.
+"""
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,12 @@ class Plan:
 
     def with_public_sizes(self, compute: ComputeConfig) -> ComputeConfig:
         """The configuration with the public numbers that decide how many records a pass has."""
-        return replace(compute, number=self.facts.records, expected_batch=self.expected_batch)
+        expected = self.expected_batch
+        if expected is None and compute.max_number is not None:
+            # If this is less than a usual pass, as of few records, passes stay as they are without a bound.
+            fewest = self.sampling_rate * compute.max_number / _RECORDS_IN_BOUND
+            expected = fewest if fewest > _USUAL_PASS else None
+        return replace(compute, number=self.facts.records, expected_batch=expected)
 
     def params(self, kind: type[P]) -> P:
         """The method's public values as its dataclass `kind`."""

@@ -144,7 +144,7 @@ class HistogramCells(TargetScaling):
         shared = [rows[:, -1:]] if self._constant_share else []
         if not self._widths:
             return torch.cat([rows[:, : self._front], *shared], dim=1)
-        # [bins + trees * depth, batch], so that a test's rows lie together, and with them the part of the table they need
+        # [bins + trees * depth, batch], so that what a test needs of the table stays at hand for all rows
         cells = self.indices(rows).t().index_select(0, self.looked_up) + self.offsets[:, None]
         values = self.table.take(cells).to(rows.dtype)
         bins, tests = values[: len(self._bin_parts)], values[len(self._bin_parts) :]

@@ -403,6 +403,20 @@ def test_a_histogram_that_cannot_be_written_was_not_released(
     assert "evaluation" not in pd.read_parquet(folder / "trace.parquet")["kind"].tolist()
 
 
+def test_where_records_are_not_counted_passes_follow_from_the_bound_of_the_card(
+    clinic: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = []
+
+    def noting_the_bound(*arguments: Any, **named: Any) -> Any:
+        bounds.append(named["compute"].max_number)
+        return run_training(*arguments, **named)
+
+    monkeypatch.setattr(train, "run_training", noting_the_bound)
+    clinic.train()
+    assert bounds == [2000]
+
+
 @pytest.mark.parametrize("change", ["other records", "other description"])
 def test_records_that_were_prepared_again_meanwhile_are_not_evaluated(
     change: str, clinic: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -26,6 +26,7 @@ class ComputeConfig:
         number: The number of records, if it is public. Some algorithms hold a value of every record at once, and round
             differently. This number, not the true one, decides whether such an algorithm fits into memory; without it
             they are not used.
+        max_number: A public bound on it where it is private; it decides how many records a pass has.
         expected_batch: The expected number of records in a step, from public numbers, which decides how many a pass has
             unless `physical_batch` does.
         workers: Parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any
@@ -44,6 +45,7 @@ class ComputeConfig:
     memory_mb: int = 1024
     physical_batch: int | None = None
     number: int | None = None
+    max_number: int | None = None
     expected_batch: float | None = None
     workers: int | None = None
     threads: int | None = None

@@ -21,6 +21,7 @@ from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, rho_of_budget
+from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord, build, text, verify
 from algorithms.privacy.documents import StatedPlan
@@ -263,3 +264,20 @@ def test_accountants_go_over_a_long_schedule_once() -> None:
     rows = Rows([(first, 1), (second, 2)] * 20)
     assert by_accountants(rows, DELTA) == by_accountants([(first, 20), (second, 40)], DELTA)
     assert rows.times == 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "bound", "expected"),
+    [(0.01, 1_000_000, 1000.0), (1.0, 5000, 500.0), (0.01, 64_000, None), (0.01, None, None)],
+)
+def test_a_private_number_of_records_has_passes_for_a_tenth_of_its_bound(
+    rate: float, bound: int | None, expected: float | None
+) -> None:
+    facts = replace(FACTS, records=None)
+    plan = plan_renyi(12.0, target=TARGET, facts=facts, steps=12, sampling_rate=rate)
+    assert plan.with_public_sizes(ComputeConfig(max_number=bound)).expected_batch == expected
+
+
+def test_a_public_number_of_records_decides_on_passes_whatever_its_bound() -> None:
+    plan = plan_renyi(12.0, target=TARGET, facts=FACTS, steps=12, sampling_rate=0.5)
+    assert plan.with_public_sizes(ComputeConfig(max_number=10**6)).expected_batch == 200.0
