@@ -118,6 +118,7 @@ def server(server_home: Path, pytestconfig: pytest.Config) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, free_port() as port:
         patch.setenv("PREFECT_HOME", str(server_home))
         patch.setenv(_PROACTIVE, "PT2S")
+        patch.setenv("PREFECT_SERVER_UI_ENABLED", "false")  # a copy of its files would be made for this home
         with temporary_settings({PREFECT_HOME: server_home}):
             url = start_server(port, HANG_SECONDS)
     if not migrated.exists():
