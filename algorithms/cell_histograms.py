@@ -18,7 +18,7 @@ from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.histogram_columns import HistogramColumn
+from algorithms.histogram_columns import HistogramColumn, finest_cells, stated_columns, with_merged_cells
 from algorithms.models import Model
 from algorithms.models.cell_histograms import HistogramCells, Splits
 from algorithms.models.feature_transforms import Shape
@@ -45,8 +45,9 @@ class CellHistograms(Strict):
     noise: multiplier of the release; a count's standard deviation is noise sqrt(F) for F histograms. trees, depth,
     seed: of random trees that replace the public ones. splits: "even", or "by_content" for more tests of columns whose
     histograms say more, each between values that stand out from the noise. learns_finest: whether the model learns the
-    cells of the finest pair of grids of each number, too; else these are for histograms alone. bins: quantile bins of
-    each number, 0 for none. mean_noise: of a number's mean, as for `target_scale`; null for none.
+    cells of the finest pair of grids of each number, too; else these are for histograms alone. merged_cells: how many
+    cells of that pair are counted as one; it divides their number. bins: quantile bins of each number, 0 for none.
+    mean_noise: of a number's mean, as for `target_scale`; null for none.
     """
 
     of_cells: ClassVar[bool] = True
@@ -55,6 +56,7 @@ class CellHistograms(Strict):
     depth: Annotated[int, Field(ge=1, le=8)] = 4
     splits: Splits = "even"
     learns_finest: bool = True
+    merged_cells: Annotated[int, Field(ge=1, le=4096)] = 1
     bins: Annotated[int, Field(ge=0, le=255)] = 0
     seed: Annotated[int, Field(ge=0)] = 0
     mean_noise: Positive | None = None
@@ -68,8 +70,21 @@ class CellHistograms(Strict):
         tree_share: float = 0.5,
         constant_share: float = 0.0,
     ) -> "TableHistograms":
-        """The features for rows of a public layout; see `HistogramCells`."""
-        return TableHistograms(self, tuple(sizes), tuple(columns), is_of_number, tree_share, constant_share)
+        """The features for rows of a public layout; see `HistogramCells`.
+
+        Raises RefusedError if cells of a number cannot be merged so.
+        """
+        finest = finest_cells(columns, sizes)
+        if finest % self.merged_cells:
+            raise RefusedError(
+                "{learned.merged_cells} is {asked}, which does not divide the {cells} cells of a number's finest grid;"
+                " set it to 1, or to a power of 2.",
+                code="cells_not_divided",
+                asked=self.merged_cells,
+                cells=finest,
+            )
+        merged = with_merged_cells(columns, sizes, self.merged_cells)
+        return TableHistograms(self, tuple(sizes), merged, is_of_number, tree_share, constant_share)
 
     def releases(self, shape: Shape) -> list[Release]:
         """Raises RefusedError, as rows without a layout of cells have no histograms."""
@@ -152,14 +167,10 @@ class TableHistograms:
     def module(self, shape: Shape) -> HistogramCells:
         """The map before learning, in which no row passes a test."""
         chosen = self.settings
-        columns = [
-            [column.count, [[part.positions, part.is_ordered] for part in column.parts]]
-            for column in self.columns
-        ]
         return HistogramCells(
             shape,
             sizes=self.sizes,
-            columns=columns,
+            columns=stated_columns(self.columns),
             bins=chosen.bins,
             trees=chosen.trees,
             depth=chosen.depth,

@@ -5,7 +5,7 @@ It is read without importing PyTorch.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -14,11 +14,12 @@ class HistogramPart:
     """One histogram: of the sum of a row's codes at some positions, whose last value is for a missing one.
 
     positions: those of the finest grids of a number, which together are a finer one since both rise with the number; or
-    that of a category. is_ordered: whether a higher code is a higher value.
+    that of a category. is_ordered: whether a higher code is a higher value. merged: how many cells are counted as one.
     """
 
     positions: tuple[int, ...]
     is_ordered: bool
+    merged: int = 1
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,55 @@ def columns_in(stated: Sequence[Any]) -> tuple[HistogramColumn, ...]:
 
     Example:
         >>> columns_in([[2, [[[0, 1], True]]]])
-        (HistogramColumn(count=2, parts=(HistogramPart(positions=(0, 1), is_ordered=True),)),)
+        (HistogramColumn(count=2, parts=(HistogramPart(positions=(0, 1), is_ordered=True, merged=1),)),)
     """
     return tuple(
-        HistogramColumn(int(count), tuple(HistogramPart(tuple(at), bool(ordered)) for at, ordered in parts))
+        HistogramColumn(
+            int(count),
+            tuple(HistogramPart(tuple(at), bool(ordered), *merged) for at, ordered, *merged in parts),
+        )
         for count, parts in stated
     )
 
 
 def stated_columns(columns: Sequence[HistogramColumn]) -> list[Any]:
     """The same as JSON; the inverse of `columns_in`."""
-    return [
-        [column.count, [[list(part.positions), part.is_ordered] for part in column.parts]]
-        for column in columns
-    ]
+    return [[column.count, [_stated(part) for part in column.parts]] for column in columns]
+
+
+def _stated(part: HistogramPart) -> list[Any]:
+    merged = [] if part.merged == 1 else [part.merged]  # left out as in models' files before it
+    return [list(part.positions), part.is_ordered, *merged]
+
+
+def finest_cells(columns: Sequence[HistogramColumn], sizes: Sequence[int]) -> int:
+    """How many cells the finest grid of a number has, 0 if there is no pair of grids. sizes: of each position of a row.
+
+    Example:
+        >>> finest_cells([HistogramColumn(4, (HistogramPart((2, 3), True),))], [5, 5, 17, 17])
+        16
+    """
+    pairs = [part.positions for column in columns for part in column.parts if len(part.positions) > 1]
+    return max((sizes[at] - 1 for pair in pairs for at in pair), default=0)
+
+
+def with_merged_cells(
+    columns: Sequence[HistogramColumn], sizes: Sequence[int], merged: int
+) -> tuple[HistogramColumn, ...]:
+    """The columns where so many cells of numbers' finest grids are counted as one. sizes: of each position of a row.
+
+    Example:
+        >>> column = HistogramColumn(4, (HistogramPart((2, 3), True),))
+        >>> with_merged_cells([column], [5, 5, 17, 17], 4)[0].parts
+        (HistogramPart(positions=(2, 3), is_ordered=True, merged=4),)
+    """
+    finest = finest_cells(columns, sizes)
+
+    def counted(part: HistogramPart) -> HistogramPart:
+        is_finest = part.is_ordered and all(sizes[at] - 1 == finest for at in part.positions)
+        return replace(part, merged=merged) if is_finest else part
+
+    return tuple(replace(column, parts=tuple(map(counted, column.parts))) for column in columns)
 
 
 def weights_of_columns(
@@ -94,7 +130,9 @@ def histogram_sizes(columns: Sequence[HistogramColumn], sizes: Sequence[int]) ->
     """
     # Each code is at most its size less 1, for a missing number; so their sum is at most that of these.
     return tuple(
-        sum(sizes[at] - 1 for at in part.positions) + 1 for column in columns for part in column.parts
+        sum((sizes[at] - 1) // part.merged for at in part.positions) + 1
+        for column in columns
+        for part in column.parts
     )
 
 

@@ -22,7 +22,7 @@ from data.targets import CardPart
 _MAX_TREES = 1024
 _FINE_GRIDS = (8, 32, 128, 512)
 _FEW_RECORDS, _MANY_RECORDS, _VERY_MANY_RECORDS = 2000, 10_000, 20_000
-_GRIDS_OF_NUMBERS, _RECORDS_FOR_GRIDS_OF_NUMBERS = (4, 16, 64, 256), 40_000
+_GRIDS_OF_NUMBERS, _RECORDS_FOR_GRIDS_OF_NUMBERS = (4, 16, 64, 1024), 40_000
 _MANY_TREES = 128
 Predicts: TypeAlias = Literal["classes", "labels", "number", "count", "quantile"]
 """What is predicted: one of several classes, labels that are 0 or 1, the mean of a number or a count, or a quantile."""

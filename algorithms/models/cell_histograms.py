@@ -137,7 +137,10 @@ class HistogramCells(TargetScaling):
         """The cell of each row in each histogram, [batch, positions] -> int64 [batch, parts]."""
         # A number outside counts as the nearest cell.
         codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype)).long()
-        return torch.stack([codes[:, list(part.positions)].sum(1) for part in self.parts], dim=1)
+        # Grids of 2^k times as many cells are nested, so that cells merge into those of the coarser grid.
+        return torch.stack(
+            [(codes[:, list(part.positions)] // part.merged).sum(1) for part in self.parts], dim=1
+        )
 
     def forward(self, rows: Tensor) -> Tensor:
         """[batch, positions] -> [batch, positions after]: columns, quantile bins, leaves, the constant."""

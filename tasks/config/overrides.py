@@ -61,11 +61,12 @@ _DEVIATIONS_FOR_HISTOGRAMS = 40.0
 bound on their number is public; comparisons/results/tables.md."""
 _MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000, 6000.0
 """More trees, split by content, from so many records, and records in standard deviations of a count, on."""
-_FINE_GRID = 256
-"""From so many cells on, a number's finest grid is for its histogram alone."""
+_FINE_GRID, _VERY_FINE_GRID = 256, 1024
+"""From so many cells on, a number's finest grid is for its histogram alone; which counts all of very many cells where there
+are very many trees, else as many as a fine grid has."""
 _VERY_MANY_TREES, _INFORMATION_FOR_VERY_MANY_TREES = 256, 15_000.0
-_DEEP_TREES, _INFORMATION_FOR_DEEP_TREES = 5, 10_000.0
-"""Deeper ones, if there are many."""
+_DEEP_TREES, _INFORMATION_FOR_DEEP_TREES, _VERY_DEEP_TREES = 5, 10_000.0, 6
+"""Deeper ones, if there are many, and still deeper ones, if there are very many that split by very many cells."""
 _MAX_RATE = 8.0
 _EXCLUSIVE_SETTINGS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
@@ -235,19 +236,27 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
         mean = {"mean_noise": float(f"{gaussian.noise_for_share(of_mean, epsilon):.3g}")}
     if not has_enough:
         return {"name": "target_scale", "noise": noise, **mean}
-    is_fine = max(encoding.settings.grids) >= _FINE_GRID
-    counted: Document = {"learns_finest": False} if is_fine else {}
-    return {"name": "histograms", "noise": noise, **_trees_by_histograms(card, epsilon), **counted, **mean}
+    finest = max(encoding.settings.grids)
+    trees = _trees_by_histograms(card, epsilon, finest)
+    counted: Document = {"learns_finest": False} if finest >= _FINE_GRID else {}
+    if finest > _FINE_GRID and finest % _FINE_GRID == 0 and trees.get("trees") != _VERY_MANY_TREES:
+        counted["merged_cells"] = finest // _FINE_GRID
+    return {"name": "histograms", "noise": noise, **trees, **counted, **mean}
 
 
-def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
-    """The trees where histograms are released: with more to learn from, more and deeper ones, split by content."""
+def _trees_by_histograms(card: DataCard, epsilon: float, finest: int) -> Document:
+    """The trees where histograms are released: with more to learn from, more and deeper ones, split by content.
+
+    finest: how many cells a number's finest grid has.
+    """
     records = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
     information = records / gaussian.noise_for_share(1.0, epsilon)
     if records < _RECORDS_FOR_MANY_TREES or information < _INFORMATION_FOR_MANY_TREES:
         return {}
-    is_plenty = information >= _INFORMATION_FOR_VERY_MANY_TREES
-    trees: Document = {"splits": "by_content", "trees": _VERY_MANY_TREES if is_plenty else _MANY_TREES}
+    if information >= _INFORMATION_FOR_VERY_MANY_TREES:
+        depth = _VERY_DEEP_TREES if finest >= _VERY_FINE_GRID else _DEEP_TREES
+        return {"splits": "by_content", "trees": _VERY_MANY_TREES, "depth": depth}
+    trees: Document = {"splits": "by_content", "trees": _MANY_TREES}
     return trees | ({"depth": _DEEP_TREES} if information >= _INFORMATION_FOR_DEEP_TREES else {})
 
 

@@ -15,12 +15,13 @@ from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.histogram_columns import HistogramColumn, HistogramPart
 from algorithms.model_facts import ModelFacts
 from algorithms.models import Model, build
-from algorithms.models.cell_histograms import HistogramCells
+from algorithms.models.cell_histograms import HistogramCells, Splits
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import front, in_front
 from algorithms.models.saved import architecture
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, REPLACE_ONE, epsilon
 from algorithms.privacy.mechanisms.noise import seeded_generator
+from data.cells import Categories, Grids
 from tests.support.barriers import barrier
 from tests.support.bench import MadeUp
 from tests.support.refusals import refused_as
@@ -57,7 +58,7 @@ def features_of(noise: float, *, is_of_number: bool = False, **settings: Any) ->
 
 
 def model_of(features: TableHistograms) -> Model:
-    made, predicts = features.module((len(SIZES),)), "number" if features.is_of_number else "class"
+    made, predicts = features.module((len(features.sizes),)), "number" if features.is_of_number else "class"
     sizes, weights = made.layout
     classes = 1 if features.is_of_number else 2
     model = build("additive", input_shape=(sum(sizes),), classes=classes, seed=0, predicts=predicts)
@@ -266,6 +267,54 @@ def test_the_finest_grids_may_be_for_histograms_alone() -> None:
     assert made.part_sizes == (17, 9, 4)
     again = HistogramCells((7,), **{key: value for key, value in made.settings.items() if key != "kind"})
     assert again.layout == made.layout
+
+
+@pytest.mark.parametrize("splits", ["even", "by_content"])
+def test_cells_that_are_counted_as_one_are_those_of_a_coarser_grid(splits: Splits) -> None:
+    """Numbers, missing ones too, a day of the year, which has no second grid, and an ordered category of five."""
+    grids, generator = Grids(30.0), np.random.default_rng(5)
+    days, sizes = Grids(372.0, logarithmic=False), (4, 16)
+    shares = np.where(generator.random(300) < 0.1, np.nan, generator.random(300) ** 3)
+    others = np.array([generator.random(300), generator.integers(0, 5, 300)])
+
+    def released(finest: int, merged: int) -> tuple[TableHistograms, dict[str, torch.Tensor], torch.Tensor]:
+        cells = (*sizes, finest)
+        category = Categories(5, is_ordered=True)
+        codes = [
+            *grids.codes(shares, cells),
+            *days.codes(others[0], cells),
+            *category.codes(others[1]),
+        ]
+        columns = (
+            HistogramColumn(6, (HistogramPart((4, 5), True),)),
+            HistogramColumn(3, (HistogramPart((8,), True),)),
+            HistogramColumn(5, (HistogramPart((9,), True),)),
+        )
+        settings = CellHistograms(noise=QUIET, trees=8, depth=3, splits=splits, merged_cells=merged)
+        layout = (*grids.sizes(cells), *days.sizes(cells), *category.sizes())
+        features = settings.of_table(layout, columns, is_of_number=False)
+        rows = np.stack(codes, axis=1).astype(np.float32)
+        return features, learn(features, rows, np.zeros(300, np.int64)), torch.from_numpy(rows)
+
+    (coarse, of_coarse, coarse_rows), (fine, of_fine, fine_rows) = released(64, 1), released(256, 4)
+    assert fine.releases((14,)) == coarse.releases((14,))
+    assert torch.equal(of_fine["counts"], of_coarse["counts"]) and torch.equal(
+        of_fine["table"], of_coarse["table"]
+    )
+    leaves = []
+    for features, learned, rows in ((coarse, of_coarse, coarse_rows), (fine, of_fine, fine_rows)):
+        made = features.module((14,))
+        made.load_state_dict(learned)
+        again = HistogramCells((14,), **{key: value for key, value in made.settings.items() if key != "kind"})
+        again.load_state_dict(learned)
+        assert torch.equal(again(rows), made(rows)) and again.layout == made.layout
+        leaves.append(made(rows)[:, 14:])
+    assert torch.equal(*leaves)
+
+
+def test_cells_that_cannot_be_merged_evenly_are_refused() -> None:
+    with refused_as("cells_not_divided", asked=3, cells=8):
+        CellHistograms(merged_cells=3).of_table(SIZES, COLUMNS, is_of_number=False)
 
 
 def test_trees_that_split_evenly_are_the_same_for_ever() -> None:

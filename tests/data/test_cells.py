@@ -163,7 +163,7 @@ def test_settings_follow_from_public_numbers() -> None:
     assert trees == [64, 128]
     assert usual_cells("number", classes=0, records=500) == CellSettings()
     assert usual_cells("number", classes=0, records=39_999) == CellSettings()
-    assert usual_cells("number", classes=0, records=40_000) == CellSettings(grids=(4, 16, 64, 256))
+    assert usual_cells("number", classes=0, records=40_000) == CellSettings(grids=(4, 16, 64, 1024))
     assert usual_cells("count", classes=0, records=10**6) == CellSettings()
     assert usual_cells("quantile", classes=0, records=10**6) == CellSettings()
     assert usual_cells("labels", classes=0, records=500).constant_share == 0.1

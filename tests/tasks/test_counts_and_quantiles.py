@@ -161,7 +161,7 @@ def test_init_declares_counts_and_quantiles() -> None:
 
 @pytest.mark.parametrize(
     ("statistic", "finest"),
-    [({}, 256), ({"counts": True}, 64), ({"quantile": 0.9}, 64), ({"labels": ["a", "b"]}, 64)],
+    [({}, 1024), ({"counts": True}, 64), ({"quantile": 0.9}, 64), ({"labels": ["a", "b"]}, 64)],
 )
 def test_init_has_the_finest_grid_for_the_mean_of_a_number_alone(
     statistic: dict[str, Any], finest: int

@@ -453,6 +453,27 @@ def test_the_finest_grid_of_many_cells_is_for_the_histograms_alone(finest: int, 
 
 
 @pytest.mark.parametrize(
+    ("records", "finest", "counted"),
+    [
+        (55_900, 256, {"learns_finest": False, "trees": 128, "depth": 5}),
+        (55_900, 512, {"learns_finest": False, "merged_cells": 2, "trees": 128, "depth": 5}),
+        (55_900, 1000, {"learns_finest": False, "trees": 128, "depth": 5}),  # not in 256 equal parts
+        (55_900, 1024, {"learns_finest": False, "merged_cells": 4, "trees": 128, "depth": 5}),
+        (56_000, 256, {"learns_finest": False, "trees": 256, "depth": 5}),
+        (56_000, 1024, {"learns_finest": False, "trees": 256, "depth": 6}),
+    ],
+)
+def test_very_many_cells_are_counted_one_by_one_where_there_is_most_to_learn_from(
+    records: int, finest: int, counted: dict[str, Any]
+) -> None:
+    known = card_of_prices({"train": records, "test": 100}, {}, grids=[4, 16, finest])
+    features = dict(recipe(known, "dp_sgd", 1.0).features)
+    for name in ("name", "noise", "mean_noise", "splits"):
+        features.pop(name)
+    assert features == counted
+
+
+@pytest.mark.parametrize(
     ("records", "epsilon", "target", "limit"),
     [
         ({"train": 480, "test": 100}, 1.0, {}, 0.27),  # it is shrunk
