@@ -125,7 +125,7 @@ def run(root: Path, name: str, algorithm: str, **groups: Any) -> dict[str, Any]:
 
 PREDICTED: list[tuple[str, str, float, dict[str, Any]]] = [
     ("three", "test_accuracy", 0.7, {}),
-    ("price", "test_r2", 0.3, HISTOGRAMS),
+    ("price", "test_r2", 0.3, {"features": HISTOGRAMS["features"] | {"merged_cells": 2}}),
     ("two", "test_accuracy", 0.8, {}),
     ("two", "test_accuracy", 0.8, HISTOGRAMS),
     ("price", "test_r2", 0.3, {"features": {"name": "target_scale", "noise": 5.0, "mean_noise": 5.0}}),
