@@ -62,8 +62,8 @@ bound on their number is public; comparisons/results/tables.md."""
 _MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000, 6000.0
 """More trees, split by content, from so many records, and records in standard deviations of a count, on."""
 _FINE_GRID, _VERY_FINE_GRID = 256, 1024
-"""From so many cells on, a number's finest grid is for its histogram alone; which counts all of very many cells where there
-are very many trees, else as many as a fine grid has."""
+"""From so many cells on, a number's finest grid is for its histogram alone, which counts each cell where there are very
+many trees, else as many cells as a fine grid has."""
 _VERY_MANY_TREES, _INFORMATION_FOR_VERY_MANY_TREES = 256, 15_000.0
 _DEEP_TREES, _INFORMATION_FOR_DEEP_TREES, _VERY_DEEP_TREES = 5, 10_000.0, 6
 """Deeper ones, if there are many, and still deeper ones, if there are very many that split by very many cells."""
