@@ -308,11 +308,7 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
         slope = a * above[1] + b * above[0] - t * (c * below[1] + d * below[0])  # of a b - t c d by each cell
         return cells.noise(slope, slope), cells.total(slope * slope)
 
-    noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
-
-    def variance(t: float) -> float:
-        return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
-
+    noise_at, variance = _variances_of(parts)
     value = top / bottom
     reach = 4 * cells.z * math.sqrt(variance(value)) / bottom
     minimum = max(0.0, value - reach)
@@ -408,14 +404,18 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
         by_noise = a @ noise @ a + b @ noise @ b + np.sum((centred @ noise @ centred.T) * noise)
         return float(by_noise), float(of_p @ (a * a) + of_n @ (b * b))
 
-    # Both parts are quadratic in t, so three values of each tell all.
-    noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
-
-    def variance(t: float) -> float:
-        return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
-
+    noise_at, variance = _variances_of(parts)
     value = min(max(above / below, 0.0), 1.0)
     return _invert(above, below, variance, noise_at(value), 0.0, 1.0, z=z, bounds=(0.0, 1.0))
+
+
+def _variances_of(
+    parts: Callable[[float], tuple[float, float]],
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """The variance by noise alone at a ratio t, and by noise and sample, of what states both parts at any t."""
+    # Both parts are quadratic in t, so three values of each tell all.
+    noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
+    return noise_at, lambda t: max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
 
 
 def _quadratic(at_0: float, at_half: float, at_1: float) -> Callable[[float], float]:
