@@ -53,10 +53,6 @@ class ReleasedHistogram:
         if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
             raise ValueError("the standard deviation of the noise is a number from 0.")
 
-    def table(self, name: str, part: str = "", group: int = 0) -> Floats:
-        """The noisy cells of one table, in its shape."""
-        return self.view(part, (group,)).tables[name]
-
     def view(self, part: str = "", groups: tuple[int, ...] = (0,)) -> "NoisyTables":
         """The tables of all records, or the sums of those of some groups of a part.
 

@@ -769,7 +769,7 @@ def test_figures_have_released_counts_alone(reported: Visits) -> None:
     released, exact = released_of(reported), exact_cells(reported)[:4].reshape(2, 2)
     sizes = released.spec.resolutions
     sums = np.concatenate([np.kron(np.eye(size), np.ones((1, sizes[-1] // size))) for size in sizes])
-    tables = np.concatenate([released.table(f"score x label, {size}") for size in sizes])
+    tables = np.concatenate([released.view().tables[f"score x label, {size}"] for size in sizes])
     fine = np.linalg.lstsq(sums, tables, rcond=None)[0]
     noisy = fine.reshape(2, -1, 2).sum(axis=1)
     shown = pairs.pivot(index="predicted", columns="actual", values="count").to_numpy()

@@ -112,11 +112,11 @@ def test_two_classes_by_score_and_label():
     scores = np.array([[0.9, 0.1], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0], [math.nan, 1.0]])
     cells = ReleasedHistogram(spec, count(spec, scores, np.array([0, 0, 1, 1, 1])), 0.0)
     # even odds are the first class
-    assert cells.table("score x label, 2").tolist() == [
+    assert cells.view().tables["score x label, 2"].tolist() == [
         [2.0, 0.0],
         [0.0, 2.0],
     ]
-    assert cells.table("score x label, 64")[63].tolist() == [0.0, 1.0]
+    assert cells.view().tables["score x label, 64"][63].tolist() == [0.0, 1.0]
     assert cells.values[-1] == 1.0  # the score that is not a number
 
 
@@ -144,8 +144,8 @@ def test_classes_by_prediction_and_label():
     spec = histogram_for("classes", 3)
     scores = np.array([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.1, 0.5, 0.4]])
     cells = ReleasedHistogram(spec, count(spec, scores, np.array([0, 2, 7])), 0.0)
-    assert cells.table("right").tolist() == [1.0, 1.0]
-    assert cells.table("predicted x label").tolist() == [[1.0, 0, 0], [0, 0, 1.0], [0, 0, 0]]
+    assert cells.view().tables["right"].tolist() == [1.0, 1.0]
+    assert cells.view().tables["predicted x label"].tolist() == [[1.0, 0, 0], [0, 0, 1.0], [0, 0, 0]]
     assert cells.values[-1] == 1.0  # the label that is no class
 
 
@@ -154,14 +154,14 @@ def test_groups_are_counted_by_column_or_crossed():
     members = np.array([[0, 2], [1, 0], [-1, 1]])
     single = histogram_for("two classes", 2, GROUPS)
     cells = ReleasedHistogram(single, count(single, scores, labels, members), 0.0)
-    assert cells.table("score x label, 2", "sex", 0)[1].tolist() == [0.0, 1.0]
-    assert cells.table("score x label, 2", "region", 1)[1].tolist() == [1.0, 0.0]
+    assert cells.view("sex", (0,)).tables["score x label, 2"][1].tolist() == [0.0, 1.0]
+    assert cells.view("region", (1,)).tables["score x label, 2"][1].tolist() == [1.0, 0.0]
     crossed = histogram_for("two classes", 2, GROUPS, cross=True)
     assert crossed.parts == {
         "sex x region": ("f / north", "f / east", "f / south", "m / north", "m / east", "m / south")
     }
     cells = ReleasedHistogram(crossed, count(crossed, scores, labels, members), 0.0)
-    sizes = [cells.table("score x label, 2", "sex x region", group).sum() for group in range(6)]
+    sizes = [cells.view("sex x region", (group,)).tables["score x label, 2"].sum() for group in range(6)]
     assert sizes == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]  # a record of no declared sex is in none
 
 
