@@ -20,16 +20,8 @@ from algorithms.privacy.card import text as words
 from data.card import data_card
 from data.deployment import Deployment
 from tasks.reporting import AUDIT, AuditSummary, audit_folder, environment, newest_audit
-from tasks.runs.metrics import (
-    Metrics,
-    format_metric,
-    group_metrics,
-    held_out_metrics,
-    is_private,
-    metric_words,
-    private_words,
-    read_metrics,
-)
+from tasks.runs.metrics import format_metric, group_metrics, held_out_metrics, metric_words, private_words
+from tasks.runs.metrics_document import Metrics, is_private, read_metrics
 
 MUST_ANSWER = "You must answer."
 THREATS = "docs/threat-model.md of epsilonflow"

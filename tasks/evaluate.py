@@ -49,7 +49,8 @@ from tasks.config.own_code import named_code
 from tasks.csv_files import write_rows
 from tasks.prediction_passes import passes, predictions
 from tasks.runs import store
-from tasks.runs.metrics import PublicMetrics, metric_units
+from tasks.runs.metrics import metric_units
+from tasks.runs.metrics_document import PublicMetrics
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 

@@ -33,7 +33,7 @@ from data.preparation import preparation_of, target_in
 from data.targets import Tags
 from tasks.model_card import model_card
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
-from tasks.runs.metrics import Metrics, read_metrics
+from tasks.runs.metrics_document import Metrics, read_metrics
 from tasks.runs.store import EVALUATION, sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]

@@ -14,14 +14,8 @@ from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card.text import not_protected, protection_sentence, statement
 from data.preparation import preparation_of
-from tasks.runs.metrics import (
-    Metrics,
-    held_out_metrics,
-    is_private,
-    metric_rows,
-    metric_words,
-    private_estimates,
-)
+from tasks.runs.metrics import held_out_metrics, metric_rows, metric_words, private_estimates
+from tasks.runs.metrics_document import Metrics, is_private
 
 _LOG = logging.getLogger(__name__)
 _LIBRARY = "huggingface_hub"

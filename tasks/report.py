@@ -54,7 +54,7 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.shapes import explanation_of, optimizer_in
 from tasks.runs.checkout import require_pulled
-from tasks.runs.metrics import Metrics, is_private, read_metrics
+from tasks.runs.metrics_document import Metrics, is_private, read_metrics
 from tasks.runs.signing import signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.stage_main import main_of

@@ -44,7 +44,6 @@ from tasks.reporting.shapes import Explanation, Shape
 from tasks.retraining import Registry, RetrainingState, RetrainingStates
 from tasks.runs.metrics import (
     ACCURACY,
-    Metrics,
     ReportText,
     format_metric,
     headline_metric,
@@ -52,6 +51,7 @@ from tasks.runs.metrics import (
     percent,
     report_text,
 )
+from tasks.runs.metrics_document import Metrics
 
 if TYPE_CHECKING:  # imported where a ledger is read: it imports SQLAlchemy
     from algorithms.privacy.ledger import Ledger, Settlement

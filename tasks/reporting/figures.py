@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from algorithms.plain_text import for_figure
 from algorithms.privacy.accounting.risk import Profile, max_true_positive_rate
 from tasks.reporting.shapes import Shape
-from tasks.runs.metrics import ACCURACY, CalibrationRow, is_share
+from tasks.runs.metrics import ACCURACY, is_share
+from tasks.runs.metrics_document import CalibrationRow
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
     from matplotlib.axes import Axes

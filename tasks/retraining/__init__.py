@@ -29,7 +29,7 @@ from algorithms.privacy.ledger import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
 from tasks.config.params import ParamsRefusedError, StrictModel, bad_keys, parse, read_yaml
-from tasks.runs.metrics import Metrics, read_metrics
+from tasks.runs.metrics_document import Metrics, read_metrics
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}

@@ -65,11 +65,8 @@ from tasks.retraining.year import Year, year_ahead
 from tasks.runs import store
 from tasks.runs.dvc_stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
 from tasks.runs.ledger import declare, missing_blocks, open_ledger, open_runs
-from tasks.runs.metrics import (
-    describe_metric,
-    headline_metric,
-    is_private,
-)
+from tasks.runs.metrics import describe_metric, headline_metric
+from tasks.runs.metrics_document import is_private
 from tasks.runs.reservations import what_was_spent
 from tasks.runs.stage_main import refusals, shortage
 from tasks.runs.summary import claimed_cost

@@ -8,15 +8,8 @@ from rich.table import Table
 from algorithms.privacy.accounting import rounded_up
 from algorithms.privacy.documents import Receipt
 from tasks.runs.ledger import open_ledger
-from tasks.runs.metrics import (
-    NOT_EVALUATED,
-    Metrics,
-    TextRows,
-    describe_metric,
-    held_out_metrics,
-    metric_rows,
-    read_metrics,
-)
+from tasks.runs.metrics import NOT_EVALUATED, TextRows, describe_metric, held_out_metrics, metric_rows
+from tasks.runs.metrics_document import Metrics, read_metrics
 
 REPORT = Path("artifacts/report.html")
 

@@ -29,15 +29,8 @@ from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import CostsByStep
-from tasks.runs.metrics import (
-    Metrics,
-    headline_metric,
-    is_private,
-    metric_name,
-    private_estimates,
-    rare_classes,
-    tracker_key,
-)
+from tasks.runs.metrics import headline_metric, metric_name, private_estimates, rare_classes, tracker_key
+from tasks.runs.metrics_document import Metrics, is_private
 from tasks.runs.store import EVALUATION
 from tasks.tracking import artifact_name, group_of, reason, safely, session
 

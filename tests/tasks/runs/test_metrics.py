@@ -13,7 +13,7 @@ from tasks.evaluate import (
     QuantileMetrics,
     TagMetrics,
 )
-from tasks.runs.metrics import PublicMetrics, is_private
+from tasks.runs.metrics_document import PublicMetrics, is_private
 
 KINDS = (
     ClassMetrics,
