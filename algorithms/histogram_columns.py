@@ -54,10 +54,10 @@ def columns_in(stated: Sequence[Any]) -> tuple[HistogramColumn, ...]:
 
 def stated_columns(columns: Sequence[HistogramColumn]) -> list[Any]:
     """The same as JSON; the inverse of `columns_in`."""
-    return [[column.count, [_stated(part) for part in column.parts]] for column in columns]
+    return [[column.count, [_part_to_json(part) for part in column.parts]] for column in columns]
 
 
-def _stated(part: HistogramPart) -> list[Any]:
+def _part_to_json(part: HistogramPart) -> list[Any]:
     merged = [] if part.merged == 1 else [part.merged]  # left out as in models' files before it
     return [list(part.positions), part.is_ordered, *merged]
 
@@ -85,11 +85,11 @@ def with_merged_cells(
     """
     finest = finest_cells(columns, sizes)
 
-    def counted(part: HistogramPart) -> HistogramPart:
+    def merge_finest(part: HistogramPart) -> HistogramPart:
         is_finest = part.is_ordered and all(sizes[at] - 1 == finest for at in part.positions)
         return replace(part, merged=merged) if is_finest else part
 
-    return tuple(replace(column, parts=tuple(map(counted, column.parts))) for column in columns)
+    return tuple(replace(column, parts=tuple(map(merge_finest, column.parts))) for column in columns)
 
 
 def weights_of_columns(
