@@ -25,8 +25,9 @@ from tasks import prepare
 from tasks.calibrate import calibrate
 from tasks.config import data_mirror, params
 from tasks.config.overrides import recipe
-from tasks.tuning import READS, Draw, SearchObjective, SearchPlan, Tuning, candidates, plan_search
 from tasks.tuning.search import SearchTrial
+from tasks.tuning.search_plan import SearchPlan, plan_search
+from tasks.tuning.settings import READS, Draw, SearchObjective, Tuning, candidates
 
 What = Literal["recipe", "advised", "tuned", "best of the grid for free"]
 _COLUMNS = ("set", "epsilon", "seed", "what", "accuracy", "trial_epsilon", "trials")

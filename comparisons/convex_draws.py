@@ -29,7 +29,7 @@ from algorithms.models.feature_transforms import unit_length
 from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.mechanisms.release import Gaussian
 from comparisons.adaclip_whitening import as_vectors
-from tasks.comparing import Trial
+from tasks.comparing.definition import Trial
 from tasks.comparing.trial import TrialRecords, plan_trial, trial_records
 from tasks.comparing.work import ComparisonWork, lock_comparison, prepare_data, work_of
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from data.card import data_card
 from data.files import write_text
-from tasks.comparing import load, trials
+from tasks.comparing.definition import load, trials
 from tasks.comparing.trial import ComparisonFolder
 from tasks.config.overrides import with_values
 from tasks.config.params import StrictModel, bad_keys, read_yaml

@@ -20,7 +20,7 @@ from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.readers.records import RecordBatch
-from tasks.comparing import Trial
+from tasks.comparing.definition import Trial
 from tasks.comparing.trial import TrialContext, plan_trial, trial_records
 from tasks.comparing.work import prepare_data, work_of
 

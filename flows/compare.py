@@ -15,7 +15,7 @@ from prefect.states import Completed, Failed
 
 from flows.deployed import RUN_ONCE, RUN_TASK_ONCE, flow_result, label_run
 from flows.task_runners import RunnerName, one_server, task_runner
-from tasks.comparing import TrialGroup, groups
+from tasks.comparing.definition import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import TrialContext, build_models
 from tasks.comparing.work import (

@@ -21,8 +21,8 @@ from flows.task_runners import RunnerName, one_server, task_runner
 from tasks.config import params
 from tasks.config.overrides import value_at
 from tasks.runs.dvc_stages import checkout, checkout_lock
-from tasks.tuning import READS, Tuning, load_here
 from tasks.tuning.search import FOLDER, SearchTrial, deliver_search, one_by_one, shares
+from tasks.tuning.settings import READS, Tuning, load_here
 
 
 @task(name="trials", **RUN_TASK_ONCE)

@@ -38,7 +38,7 @@ from tasks.config import params
 from tasks.prepare import prepare
 from tasks.retraining import RECIPE, Retraining
 from tasks.retraining import load as load_retraining
-from tasks.tuning import Tuning
+from tasks.tuning.settings import Tuning
 from tests.support.checkout import PROJECT, Checkout, new_checkout
 from tests.support.one_process import stay_in_this_process
 from tests.support.quick_work import quick_work as quick_work

@@ -28,7 +28,7 @@ from tasks.runs.metrics import metric_units, metric_words
 from tasks.runs.summary import two_columns
 
 if TYPE_CHECKING:
-    from tasks import tuning
+    from tasks.tuning.search_plan import SearchPlan
 
 
 def cost_table(preview: RunPreview, settings: Params) -> Table:
@@ -80,16 +80,18 @@ def search_table(
     With the preview of the way that the file asks for; None if that does not fit. allow_code: code of the user's own
     that the file may name, besides what params.yaml and the data cards name.
     """
-    from tasks import tuning  # here, since the plan of a single run does not need its imports
+    # here, since the plan of a single run does not need their imports
     from tasks.tuning.search import Search
+    from tasks.tuning.search_plan import plan_options
+    from tasks.tuning.settings import READS, load_here
 
-    search_settings = tuning.load_here(root, file, allow_code=allow_code)
+    search_settings = load_here(root, file, allow_code=allow_code)
     base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
-    settings = params.load(root / "params.yaml", reads=tuning.READS)
+    settings = params.load(root / "params.yaml", reads=READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")
     info = info_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    options = tuning.plan_options(search_settings, base, info)
+    options = plan_options(search_settings, base, info)
     size = next(len(option.plans) for option in options if option)
     rows = {
         "trials": (
@@ -119,12 +121,12 @@ def search_table(
     return table, preview_ledger(root, settings, info, plan)
 
 
-def _noises(option: "tuning.SearchPlan") -> str:
+def _noises(option: "SearchPlan") -> str:
     multipliers = [plan.noise_multiplier or 0.0 for plan in option.plans]
     return f"{min(multipliers):.4g} to {max(multipliers):.4g}"
 
 
-def _score_cost_text(option: "tuning.SearchPlan", people: int) -> str:
+def _score_cost_text(option: "SearchPlan", people: int) -> str:
     """What a search's scores cost the people held out, and how exact they are."""
     stated = option.plans[0].evaluation
     assert stated is not None

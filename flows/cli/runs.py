@@ -316,8 +316,8 @@ def tune(
             preview.check()
         return
 
-    from tasks.tuning import load_here
     from tasks.tuning.search import deliver_search, in_threads
+    from tasks.tuning.settings import load_here
 
     settings = load_here(root, file, allow_code=allow_code or ())
     if runner == "threads" and not has_prefect_api():

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogFormatter, NullFormatter, PercentFormatter
 
 from algorithms.plain_text import for_figure
 from data.files import write_text, write_whole
-from tasks.comparing import METRICS, Trial, read_published
+from tasks.comparing.definition import METRICS, Trial, read_published
 from tasks.comparing.trial import ComparisonFolder, write_parquet
 from tasks.comparing.work import ComparisonWork
 from tasks.config import params

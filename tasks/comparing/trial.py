@@ -38,7 +38,7 @@ from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, Prepared, load
 from data.readers.records import RecordBatch
 from tasks.calibrate import READS, plan_for
-from tasks.comparing import Fold, Trial, digest_of
+from tasks.comparing.definition import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
 from tasks.evaluate import compute_metrics, evaluate

@@ -14,7 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from algorithms.plain_text import for_terminal
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import data_card
-from tasks.comparing import Comparison, Trial, TrialGroup, code_digest, load, read_published, trials
+from tasks.comparing.definition import (
+    Comparison,
+    Trial,
+    TrialGroup,
+    code_digest,
+    load,
+    read_published,
+    trials,
+)
 from tasks.comparing.trial import (
     ComparisonFolder,
     TrialContext,

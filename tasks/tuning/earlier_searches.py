@@ -18,7 +18,8 @@ from data.documents import Document
 from data.files import OWNER_KEY, read_json
 from tasks.config import SPEND_AGAIN, has_consent
 from tasks.runs.earlier_plans import request_in
-from tasks.tuning import SearchPlan, Tuning
+from tasks.tuning.search_plan import SearchPlan
+from tasks.tuning.settings import Tuning
 
 SEARCH = "search.json"
 

@@ -79,12 +79,9 @@ from tasks.runs.software import reuse_note
 from tasks.runs.store import EVALUATION
 from tasks.tracking.runs import log_winner
 from tasks.train import compute_config
-from tasks.tuning import (
-    READS,
-    Range,
-    SearchObjective,
+from tasks.tuning.earlier_searches import SEARCH, earlier_search_plan, search_to_json
+from tasks.tuning.search_plan import (
     SearchPlan,
-    Tuning,
     distinct_models,
     plan_search,
     score_release,
@@ -93,7 +90,7 @@ from tasks.tuning import (
     without_evaluation,
     zeros,
 )
-from tasks.tuning.earlier_searches import SEARCH, earlier_search_plan, search_to_json
+from tasks.tuning.settings import READS, Range, SearchObjective, Tuning
 
 SCORE = "score.json"
 FOLDER = Path("tuned")

@@ -27,7 +27,7 @@ from data.card import data_card
 from data.description import DatasetInfo
 from data.readers.records import RecordBatch, RecordChunk
 from flows.cli import runs
-from tasks.comparing import Trial, digest_of, load, trials
+from tasks.comparing.definition import Trial, digest_of, load, trials
 from tasks.comparing.trial import ComparisonFolder, plan_trial, prepared_folder, run_trial
 from tasks.comparing.work import ComparisonWork, lock_comparison, work_of
 from tests.support.comparisons import PROJECT, small

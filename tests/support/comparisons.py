@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.comparing import groups
+from tasks.comparing.definition import groups
 from tasks.comparing.work import ComparisonWork, lock_comparison, plan_group, prepare_data, run_group, work_of
 from tests.support.engines import engines_made_once
 

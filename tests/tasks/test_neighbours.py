@@ -26,8 +26,9 @@ from data.card import File
 from data.files import checksum_for, owner_key
 from tasks import evaluate, report
 from tasks.runs import charge, store
-from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, tune
+from tasks.tuning.search_plan import plan_search
+from tasks.tuning.settings import Tuning
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.workspace import Workspace
 

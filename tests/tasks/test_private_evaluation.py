@@ -37,7 +37,7 @@ from data.prepared import HeldOut, load_held_out
 from data.targets import Number as NumberTarget
 from flows import deployed
 from flows.cli.costs import cost_table, search_table
-from tasks import evaluate, train, tuning
+from tasks import evaluate, train
 from tasks.config import params
 from tasks.evaluation_counts import count_held_out
 from tasks.export import release
@@ -46,6 +46,8 @@ from tasks.runs import store
 from tasks.runs.charge import ChargedRun
 from tasks.runs.summary import outcome_sentence, run_summary
 from tasks.tracking.runs import curve_tables, summary
+from tasks.tuning.search_plan import plan_search
+from tasks.tuning.settings import Tuning, load_here
 from tests.support.beginnings import Beginnings
 from tests.support.cards import csv_of, label, number
 from tests.support.offline_run import read_records
@@ -614,13 +616,13 @@ def test_a_search_scores_on_people_held_out_or_on_training_records_alone(clinic:
     base["privacy"]["evaluation"] = {"epsilon": 0.5}
     settings = {"epsilon": 1.0, "trials": {"mean": 2.0}, "space": {"algorithm.steps": [2, 3]}}
     with refused_as("bad_keys", keys=("objective.on",)):
-        tuning.plan_search(tuning.Tuning.model_validate(settings), base, clinic.place.info)
+        plan_search(Tuning.model_validate(settings), base, clinic.place.info)
     private = settings | {"objective": {"on": "private"}}
-    plan = tuning.plan_search(tuning.Tuning.model_validate(private), base, clinic.place.info)
+    plan = plan_search(Tuning.model_validate(private), base, clinic.place.info)
     file = clinic.place.root / "tune.yaml"
     clinic.place.set("data", dataset="visits")
     YAML(typ="safe", pure=True).dump(settings, file)
-    assert tuning.load_here(clinic.place.root, file).objective.on == "held_out"  # where nothing is said
+    assert load_here(clinic.place.root, file).objective.on == "held_out"  # where nothing is said
     assert not [document for document in plan.plans if document.evaluation or document.held_out]
     table, preview = search_table(clinic.place.root, file)
     rows = {cells[0]: cells[1] for cells in zip(*(column.cells for column in table.columns), strict=True)}

@@ -29,8 +29,9 @@ from tasks.predict import predict
 from tasks.predict import write as write_predictions
 from tasks.runs.metrics import metric_rows, report_text
 from tasks.runs.summary import run_summary
-from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, tune
+from tasks.tuning.search_plan import plan_search
+from tasks.tuning.settings import Tuning
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of
 from tests.support.own_records import finish

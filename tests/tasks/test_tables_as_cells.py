@@ -33,8 +33,9 @@ from tasks.export import export
 from tasks.predict import predict
 from tasks.runs.metrics import _shrinkage_text, metric_rows
 from tasks.runs.store import training_digest
-from tasks.tuning import SearchPlan, Tuning
 from tasks.tuning.search import Search
+from tasks.tuning.search_plan import SearchPlan
+from tasks.tuning.settings import Tuning
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of
 from tests.support.own_records import finish

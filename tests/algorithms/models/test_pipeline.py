@@ -16,7 +16,7 @@ from data import DatasetInfo
 from data.card import data_card
 from data.prepared import load
 from tasks import calibrate, evaluate, model_building
-from tasks.comparing import Problem, Trial
+from tasks.comparing.definition import Problem, Trial
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tests.support.refusals import names_in, refused_as

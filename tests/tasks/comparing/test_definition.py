@@ -17,8 +17,8 @@ from algorithms.privacy.barrier.trace import Trace
 from data import DataCard, DataRefusedError, DatasetInfo, dataset_info
 from data.card import data_card
 from data.readers.records import RecordBatch
-from tasks import comparing as comparison_trials
-from tasks.comparing import Fold, Trial, groups, load, trials, variants
+from tasks.comparing import definition as comparison_trials
+from tasks.comparing.definition import Fold, Trial, groups, load, trials, variants
 from tasks.comparing.trial import ParameterTrail, TrialRecords, check_classes, mean_losses, split_by_fold
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError

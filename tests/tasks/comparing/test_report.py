@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import wandb
 
-from tasks.comparing import read_published
+from tasks.comparing.definition import read_published
 from tasks.comparing.report import (
     METRIC_COLUMNS,
     ComparisonReport,

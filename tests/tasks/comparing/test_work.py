@@ -20,8 +20,8 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import DataRefusedError
 from data.prepared import load
 from data.readers.records import RecordBatch
-from tasks.comparing import groups
 from tasks.comparing import trial as one_trial
+from tasks.comparing.definition import groups
 from tasks.comparing.report import report, results
 from tasks.comparing.trial import (
     curve_steps,

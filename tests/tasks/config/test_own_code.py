@@ -28,12 +28,13 @@ from algorithms.models.saved import architecture, load_start
 from data.card import DataRefusedError, data_card
 from data.readers.images import load_pickle
 from flows.cli.main import app
-from tasks import export, retraining, tuning
+from tasks import export, retraining
 from tasks.comparing.work import work_of
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.own_code import named_code
 from tasks.predict import predict
+from tasks.tuning import settings as tune_settings
 from tests.support.checkout import Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.public_texts import publish
@@ -248,8 +249,8 @@ def test_a_search_names_no_code(strange: Strange, tmp_path: Path, space: dict[st
     path = tmp_path / "tune.yaml"
     path.write_text(json.dumps({"space": space, "epsilon": 3.0}))
     with refused_as("code_not_allowed", NotUsableError, file="tune.yaml", name="strange:make"):
-        tuning.load(path)
-    assert tuning.load(path, allow_code=[NAME]).epsilon == 3.0
+        tune_settings.load(path)
+    assert tune_settings.load(path, allow_code=[NAME]).epsilon == 3.0
     assert not strange.has_run()
 
 
@@ -389,7 +390,7 @@ def test_no_yaml_makes_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda: data_card("own", root / "data/cards"), DataRefusedError),
         (lambda: params.load(root / "own.yaml", reads=params.GROUPS), params.ParamsRefusedError),
         (lambda: work_of(root / "own.yaml", root), params.ParamsRefusedError),
-        (lambda: tuning.load(root / "own.yaml"), params.ParamsRefusedError),
+        (lambda: tune_settings.load(root / "own.yaml"), params.ParamsRefusedError),
         (lambda: retraining.load(root / "own.yaml"), params.ParamsRefusedError),
         (lambda: params_edit(root, ParamOverrides(epsilon=1.0)), ValueError),
     ):

@@ -14,8 +14,9 @@ from algorithms.privacy.accounting import noise_search
 from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from tasks import calibrate
-from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, SearchTrial, tune
+from tasks.tuning.search_plan import plan_search
+from tasks.tuning.settings import Tuning
 from tests.support.refusals import refused
 
 BASE: dict[str, Any] = {

@@ -25,12 +25,13 @@ from algorithms.privacy.card import verify_card
 from algorithms.privacy.card.verify import check_charged
 from data import DatasetInfo
 from data.prepared import HeldOut, load_held_out
-from tasks import tuning
 from tasks.evaluate import metrics_of
 from tasks.evaluation_counts import count_held_out
-from tasks.tuning import Tuning, plan_search
 from tasks.tuning import search as searching
+from tasks.tuning import settings
 from tasks.tuning.search import Search, SearchTrial, one_by_one, tune
+from tasks.tuning.search_plan import plan_search
+from tasks.tuning.settings import Tuning
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused_as
 from tests.tasks.tuning.searching import BASE, SPACE, ledger_of, never, place
@@ -245,11 +246,11 @@ def test_private_held_out_records_are_the_default_to_score_on(tmp_path: Path) ->
     (tmp_path / "data/cards/visits.yaml").write_text(private.replace("holdout: public", "holdout: private"))
     (tmp_path / "params.yaml").write_text("data: {dataset: visits}\n")
     (tmp_path / "tune.yaml").write_text("space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 3.0\n")
-    assert tuning.load_here(tmp_path, Path("tune.yaml")).objective.on == "held_out"
+    assert settings.load_here(tmp_path, Path("tune.yaml")).objective.on == "held_out"
     (tmp_path / "tune.yaml").write_text(
         "space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 3.0\nobjective: {on: private}\n"
     )
-    assert tuning.load_here(tmp_path, Path("tune.yaml")).objective.on == "private"
+    assert settings.load_here(tmp_path, Path("tune.yaml")).objective.on == "private"
 
 
 def test_poisson_trials_survive_the_plan(place: Path) -> None:

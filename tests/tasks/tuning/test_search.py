@@ -28,15 +28,17 @@ from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DataRefusedError, DatasetInfo
-from tasks import retraining, tuning
+from tasks import retraining
 from tasks.calibrate import calibrate
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
 from tasks.runs import store
 from tasks.runs.signing import signing_key
-from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
+from tasks.tuning import search_plan, settings
 from tasks.tuning.search import Search, SearchTrial, in_threads, one_by_one, tune
+from tasks.tuning.search_plan import SearchPlan, plan_search
+from tasks.tuning.settings import Tuning
 from tests.support.own_code import own_code_alone
 from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
@@ -70,7 +72,7 @@ def test_a_search_over_many_settings_plans_all_of_them_about_once(
         planned.append(settings.algorithm.steps)
         return calibrate(settings, info)
 
-    monkeypatch.setattr(tuning, "calibrate", spy)
+    monkeypatch.setattr(search_plan, "calibrate", spy)
     space = {"algorithm.steps": [*range(2, 22, 2)]}
     found = search_of(place, space=space).search_plan
     assert 0.98 * 4.0 < found.cost <= 4.0
@@ -306,7 +308,7 @@ def test_features_that_cost_more_than_the_search_are_refused(place: Path) -> Non
 )
 def test_features_are_shared_where_no_trial_varies_them(varied: str, features: Any, shares: bool) -> None:
     asked = Tuning.model_validate({"space": {varied: [1, 2]}, "epsilon": 1.0})
-    assert tuning.shares_features(asked, {"features": features}) is shares
+    assert search_plan.shares_features(asked, {"features": features}) is shares
 
 
 def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
@@ -484,13 +486,13 @@ def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.M
     fits = search_of(place).search_plan
     monkeypatch.setattr(sys.modules[__name__], "SEARCH_PLANS", {})
     monkeypatch.setattr(
-        "tasks.tuning.fit_search_plan",
+        "tasks.tuning.search_plan.fit_search_plan",
         lambda *_, releases_all: fits if not releases_all else _refuse("all"),
     )
     assert search_of(place, show_all="cheaper").search_plan is fits
     SEARCH_PLANS.clear()
     monkeypatch.setattr(
-        "tasks.tuning.fit_search_plan",
+        "tasks.tuning.search_plan.fit_search_plan",
         lambda *_, releases_all: _refuse("all" if releases_all else "one"),
     )
     with pytest.raises(RefusedError, match="one"):
@@ -511,7 +513,7 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "example"), [(tuning.load, tuning.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
+    ("load", "example"), [(settings.load, settings.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
 )
 def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load: Any, example: str) -> None:
     path = tmp_path / "own.yaml"
