@@ -57,6 +57,7 @@ class ReleasedHistogram:
         """The tables of all records, or the sums of those of some groups of a part.
 
         Example:
+            >>> from algorithms.evaluation.histogram import histogram_for
             >>> released = ReleasedHistogram(histogram_for("score", 1, (("sex", ("f", "m")),)), np.arange(10.0), 2.0)
             >>> both = released.view("sex", (0, 1))
             >>> both.tables["score"].tolist(), both.noise_std == math.sqrt(8)

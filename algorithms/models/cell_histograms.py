@@ -28,6 +28,8 @@ from algorithms.models.scaled_target import TargetScaling
 
 Splits: TypeAlias = Literal["even", "by_content"]
 """Whether trees split each column as often, or those more often whose histograms say more."""
+_TREES_AT_A_TIME = 32
+"""So few that intermediate values stay in memory that is used again, rather than being returned to the system."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +149,24 @@ class HistogramCells(TargetScaling):
         shared = [rows[:, -1:]] if self._constant_share else []
         if not self._widths:
             return torch.cat([rows[:, : self._front], *shared], dim=1)
-        # [bins + trees * depth, batch], so that what a test needs of the table stays at hand for all rows
-        cells = self.indices(rows).t().index_select(0, self.looked_up) + self.offsets[:, None]
-        values = self.table.take(cells).to(rows.dtype)
-        bins, tests = values[: len(self._bin_parts)], values[len(self._bin_parts) :]
-        after = [rows[:, : self._front], bins.t()]
-        if self._trees:
-            # A leaf's number in binary, first split first.
-            powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
-            passed = tests.reshape(self._trees, self._depth, -1) * powers.to(rows.dtype)[:, None]
-            after.append(passed.sum(1).t())
-        return torch.cat([*after, *shared], dim=1)
+        cells, bins = self.indices(rows).t(), len(self._bin_parts)
+        after = [rows[:, : self._front], self._values(cells, 0, bins).t()]
+        # A leaf's number in binary, first split first.
+        powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
+        for first in range(0, self._trees, _TREES_AT_A_TIME):
+            last = min(first + _TREES_AT_A_TIME, self._trees)
+            passed = self._values(cells, bins + first * self._depth, bins + last * self._depth)
+            leaves = passed.reshape(last - first, self._depth, -1) * powers.to(rows.dtype)[:, None]
+            after.append(leaves.sum(1).t())
+        return torch.cat([part.to(rows.dtype) for part in [*after, *shared]], dim=1)
+
+    def _values(self, cells: Tensor, first: int, last: int) -> Tensor:
+        """What the table says of some bins and tests, [last - first, batch]. cells: of each histogram, [parts, batch].
+
+        Test by test, so that what one needs of the table stays at hand for all rows.
+        """
+        of_tests = cells.index_select(0, self.looked_up[first:last])
+        return self.table.take(of_tests + self.offsets[first:last, None])
 
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
