@@ -46,9 +46,9 @@ class HeldOut:
     test_groups: NDArray[np.int16] | None = field(default=None, kw_only=True)
 
     @property
-    def weights(self) -> NDArray[np.float64]:
-        """The most that each row may count, [n], so that the rows of a person count 1 together."""
-        return np.full(len(self.test_labels), 1.0 / (self.info.rows_per_user or 1))
+    def row_weight(self) -> float:
+        """The most that each row may count, so that the rows of a person count 1 together."""
+        return 1.0 / (self.info.rows_per_user or 1)
 
     def group_indices(self, columns: Sequence[str], rows: slice) -> NDArray[np.int64]:
         """The index of each row's category in each of some declared columns, [rows, columns]; -1 for none of them."""
@@ -218,7 +218,7 @@ def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
     hashed = (
         hashlib.blake2b(row, key=b"half of the held-out records", digest_size=1).digest() for row in rows
     )
-    return np.array([digest[0] & 1 for digest in hashed], np.int64)
+    return np.fromiter((digest[0] & 1 for digest in hashed), np.int64, len(rows))
 
 
 def halves_digest(folder: Path) -> str:

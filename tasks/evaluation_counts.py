@@ -73,7 +73,7 @@ def count_held_out(
             values,
             labels.numpy(),
             data.group_indices([column for column, _ in spec.groups], rows),
-            data.weights[rows],
+            np.full(len(labels), data.row_weight),
             None if halves is None else halves[rows],
             None if before is None else score - before[rows],
         )

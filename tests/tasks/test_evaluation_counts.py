@@ -1,5 +1,6 @@
 """What is counted of private held-out records: one person's part of it, whoever else is held out."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_one_more_record_moves_its_own_cells_alone(make: Any, count: int, two_cl
     alone = counts_of(module, features, two_classes)
     with_more = counts_of(module, np.concatenate([loud, features]), two_classes)
     assert np.array_equal(with_more - alone, counts_of(module, loud, two_classes))
+
+
+def test_counting_takes_no_more_memory_for_many_records(two_classes: DatasetInfo) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 2))
+    model = Model("linear", module, cross_entropy, scores=lambda outputs: outputs)
+    spec, parameters, peaks = histogram_of(two_classes.label_type), dict(module.named_parameters()), []
+    for count in (640, 640, 64_000):  # the first imports
+        held_out = HeldOut(two_classes, np.zeros((count, WIDTH), np.float32), np.arange(count) % 2)
+        tracemalloc.start()
+        count_held_out(spec, (model, parameters), held_out)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + 64_000  # a byte of each
 
 
 def test_in_a_comparison_a_record_moves_its_own_cells_alone(two_classes: DatasetInfo) -> None:

@@ -686,10 +686,10 @@ def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
     info = replace(clinic.place.info, rows_per_user=3)
     spec, rng = histogram_for("two classes", 2), np.random.default_rng(0)
     rows = HeldOut(info, np.zeros((3, *info.input_shape), np.float32), np.ones(3, np.int64))
-    assert rows.weights.tolist() == [1 / 3] * 3
+    assert rows.row_weight == 1 / 3
     for _ in range(50):
         scores = rng.dirichlet([1.0, 1.0], 3)
-        cells = count(spec, scores, rows.test_labels, weights=rows.weights)
+        cells = count(spec, scores, rows.test_labels, weights=np.full(3, rows.row_weight))
         assert np.linalg.norm(cells) <= spec.sensitivity * (1 + 1e-9)
 
 
