@@ -218,7 +218,7 @@ def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
     hashed = (
         hashlib.blake2b(row, key=b"half of the held-out records", digest_size=1).digest() for row in rows
     )
-    return np.fromiter((digest[0] & 1 for digest in hashed), np.int64, len(rows))
+    return np.fromiter((digest[0] & 1 for digest in hashed), np.int64)
 
 
 def halves_digest(folder: Path) -> str:
