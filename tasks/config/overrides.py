@@ -64,6 +64,8 @@ _MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000,
 _FINE_GRID, _VERY_FINE_GRID = 256, 1024
 """From so many cells on, a number's finest grid is for its histogram alone, which counts each cell where there are very
 many trees, else as many cells as a fine grid has."""
+_MAX_COUNTS = 2e9
+"""Of records and cells together, so that each cell is counted in about half a minute."""
 _VERY_MANY_TREES, _INFORMATION_FOR_VERY_MANY_TREES = 256, 15_000.0
 _DEEP_TREES, _INFORMATION_FOR_DEEP_TREES, _VERY_DEEP_TREES = 5, 10_000.0, 6
 """Deeper ones, if there are many, and still deeper ones, if there are very many that split by very many cells."""
@@ -237,24 +239,27 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
     if not has_enough:
         return {"name": "target_scale", "noise": noise, **mean}
     finest = max(encoding.settings.grids)
-    trees = _trees_by_histograms(card, epsilon, finest)
+    positions = [at for column in encoding.histograms for part in column.parts for at in part.positions]
+    is_short = records * sum(encoding.facts.sizes[at] for at in positions) <= _MAX_COUNTS
+    trees = _trees_by_histograms(card, epsilon, is_very_fine=finest >= _VERY_FINE_GRID and is_short)
     counted: Document = {"learns_finest": False} if finest >= _FINE_GRID else {}
-    if finest > _FINE_GRID and finest % _FINE_GRID == 0 and trees.get("trees") != _VERY_MANY_TREES:
+    counts_all = trees.get("trees") == _VERY_MANY_TREES and is_short
+    if finest > _FINE_GRID and finest % _FINE_GRID == 0 and not counts_all:
         counted["merged_cells"] = finest // _FINE_GRID
     return {"name": "histograms", "noise": noise, **trees, **counted, **mean}
 
 
-def _trees_by_histograms(card: DataCard, epsilon: float, finest: int) -> Document:
+def _trees_by_histograms(card: DataCard, epsilon: float, *, is_very_fine: bool) -> Document:
     """The trees where histograms are released: with more to learn from, more and deeper ones, split by content.
 
-    finest: how many cells a number's finest grid has.
+    is_very_fine: whether very many cells of a number are counted, if there are very many trees.
     """
     records = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
     information = records / gaussian.noise_for_share(1.0, epsilon)
     if records < _RECORDS_FOR_MANY_TREES or information < _INFORMATION_FOR_MANY_TREES:
         return {}
     if information >= _INFORMATION_FOR_VERY_MANY_TREES:
-        depth = _VERY_DEEP_TREES if finest >= _VERY_FINE_GRID else _DEEP_TREES
+        depth = _VERY_DEEP_TREES if is_very_fine else _DEEP_TREES
         return {"splits": "by_content", "trees": _VERY_MANY_TREES, "depth": depth}
     trees: Document = {"splits": "by_content", "trees": _MANY_TREES}
     return trees | ({"depth": _DEEP_TREES} if information >= _INFORMATION_FOR_DEEP_TREES else {})
