@@ -17,13 +17,12 @@ from torch import Tensor
 from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
-from algorithms.gradients import L2
 from algorithms.histogram_columns import HistogramColumn, finest_cells, stated_columns, with_merged_cells
 from algorithms.models import Model
 from algorithms.models.cell_histograms import HistogramCells, Splits
 from algorithms.models.feature_transforms import Shape
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.privacy.mechanisms.release import Gaussian, Release, histograms_release
 from algorithms.target_scale import (
     centre_and_scale,
     check_loss,
@@ -119,7 +118,11 @@ class TableHistograms:
     @property
     def sensitivity(self) -> float:
         """The norm of what one row adds: 1 in each histogram."""
-        return math.sqrt(sum(len(column.parts) for column in self.columns) + self.is_of_number)
+        return math.sqrt(self._histograms)
+
+    @property
+    def _histograms(self) -> int:
+        return sum(len(column.parts) for column in self.columns) + self.is_of_number
 
     @property
     def mean_noise(self) -> float | None:
@@ -128,7 +131,7 @@ class TableHistograms:
 
     def releases(self, shape: Shape) -> list[Release]:
         """One release of all histograms, and the number's mean, if it is released."""
-        histograms = total_release(L2(self.sensitivity), Gaussian(self.settings.noise))
+        histograms = histograms_release(self._histograms, Gaussian(self.settings.noise))
         return [histograms, *mean_releases(self.mean_noise)]
 
     def check(self, model: Model) -> None:
@@ -139,18 +142,16 @@ class TableHistograms:
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """counts, table; centre, scale: [] (0 and 1 unless a number is predicted)."""
         module = self.module(shape)
-        starts = torch.tensor([0, *module.part_sizes]).cumsum(0)[:-1]
-        total, edges = sum(module.part_sizes), histogram_edges()
+        edges = histogram_edges()
+        sizes = [*module.part_sizes, *([len(edges) - 1] if self.is_of_number else [])]
 
         def cells(record: Tensor, label: Tensor) -> Tensor:
-            at = module.to(record.device).indices(record[None])[0] + starts.to(record.device)
-            marks = torch.zeros(total, device=record.device).scatter(
-                0, at, torch.ones_like(at, dtype=torch.float32)
-            )
-            return torch.cat([marks, target_cell(label, edges)]) if self.is_of_number else marks
+            of_columns = module.to(record.device).indices(record[None])[0]
+            return torch.cat([of_columns, target_cell(label, edges)]) if self.is_of_number else of_columns
 
-        released = barrier.total(cells, bound=L2(self.sensitivity), noise=Gaussian(self.settings.noise))
-        counts, of_target = torch.split(released.double().cpu(), [total, len(released) - total])
+        released = barrier.histograms(cells, sizes, noise=Gaussian(self.settings.noise))
+        total = sum(module.part_sizes)
+        counts, of_target = torch.split(released.cpu(), [total, len(released) - total])
         noise_std = self.settings.noise * self.sensitivity
         centre, scale, mean_noise = 0.0, 1.0, self.mean_noise
         if self.is_of_number:

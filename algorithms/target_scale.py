@@ -16,7 +16,7 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import Shape
 from algorithms.models.scaled_target import TargetScaling, can_be_scaled
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.privacy.mechanisms.release import Gaussian, Release, histograms_release, total_release
 
 _STEPS, _SPAN = 12, 1000.0
 """Steps of each grid, and how many times as wide as the first the last of the logarithmic ones is, or nearly."""
@@ -59,7 +59,7 @@ class TargetScale(Strict):
 
     def releases(self, shape: Shape) -> list[Release]:
         """One histogram, of which a record changes one cell by 1, and the mean, if there is one."""
-        return [total_release(L2(1.0), Gaussian(self.noise)), *mean_releases(self.mean_noise)]
+        return [histograms_release(1, Gaussian(self.noise)), *mean_releases(self.mean_noise)]
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """centre, scale: []."""
@@ -68,7 +68,7 @@ class TargetScale(Strict):
         def cell(_record: Tensor, label: Tensor) -> Tensor:
             return target_cell(label, edges)
 
-        counts = barrier.total(cell, bound=L2(1.0), noise=Gaussian(self.noise)).double().cpu()
+        counts = barrier.histograms(cell, [len(edges) - 1], noise=Gaussian(self.noise)).cpu()
         centre, scale = centre_and_scale(counts, self.noise, is_exact_later=self.mean_noise is not None)
         if self.mean_noise is not None:
             number = count_with_histogram(records, counts, self.noise)
@@ -163,9 +163,8 @@ def histogram_edges() -> Tensor:
 
 
 def target_cell(label: Tensor, edges: Tensor) -> Tensor:
-    """A one in the cell of a number to predict, float32 [23]; edges: of `histogram_edges`."""
-    cell = (label >= edges[1:-1].to(label)).sum()
-    return (torch.arange(len(edges) - 1, device=label.device) == cell).to(torch.float32)
+    """The cell of a number to predict, int64 [1]; edges: of `histogram_edges`."""
+    return (label >= edges[1:-1].to(label)).sum(dim=0, keepdim=True)
 
 
 def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = False) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
 from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES, noise_for_share
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.histograms import SHARES, count_cells
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Minimum
 from algorithms.privacy.mechanisms.sampling import FullBatch
@@ -259,6 +260,16 @@ class RecordingBarrier(Barrier):
     def total(self, statistic: Any, **options: Any) -> Tensor:
         answer = super().total(statistic, **options)
         self._keep("total", answer, options["bound"], options, statistic)
+        return answer
+
+    def histograms(self, cells: Any, sizes: Sequence[int], **options: Any) -> Tensor:
+        """As a total, of the counts of one record."""
+
+        def counts(features: Tensor, label: Tensor) -> Tensor:
+            return count_cells(cells(features, label)[None], sizes) / SHARES
+
+        answer = super().histograms(cells, sizes, **options)
+        self._keep("total", answer, L2(math.sqrt(len(sizes))), options, counts)
         return answer
 
     def norm_total(self, parameters: Tensor, **options: Any) -> float:

@@ -98,6 +98,15 @@ class UserLevelBarrier:
 
         return self.barrier.total(mean, **options)
 
+    def histograms(self, cells: Statistic, *args: Any, **options: Any) -> Tensor:
+        """Like `Barrier.histograms`, for the cells of one row and its label."""
+
+        def of_rows(rows: Tensor, labels: Tensor) -> Tensor:
+            each, present = _row_statistics(cells, rows, labels)
+            return torch.where(present[:, None] > 0, each, -1)
+
+        return self.barrier.histograms(of_rows, *args, **options)
+
     def moment(self, statistic: Statistic, **options: Any) -> Tensor:
         """Like `Barrier.moment`; a person's matrix is built so that its A^T A is the mean of the rows'."""
 

@@ -64,8 +64,6 @@ _MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000,
 _FINE_GRID, _VERY_FINE_GRID = 256, 1024
 """From so many cells on, a number's finest grid is for its histogram alone, which counts each cell where there are very
 many trees, else as many cells as a fine grid has."""
-_MAX_COUNTS = 2e9
-"""Of records and cells together, so that each cell is counted in about half a minute."""
 _VERY_MANY_TREES, _INFORMATION_FOR_VERY_MANY_TREES = 256, 15_000.0
 _DEEP_TREES, _INFORMATION_FOR_DEEP_TREES, _VERY_DEEP_TREES = 5, 10_000.0, 6
 """Deeper ones, if there are many, and still deeper ones, if there are very many that split by very many cells."""
@@ -239,11 +237,9 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
     if not has_enough:
         return {"name": "target_scale", "noise": noise, **mean}
     finest = max(encoding.settings.grids)
-    positions = [at for column in encoding.histograms for part in column.parts for at in part.positions]
-    is_short = records * sum(encoding.facts.sizes[at] for at in positions) <= _MAX_COUNTS
-    trees = _trees_by_histograms(card, epsilon, is_very_fine=finest >= _VERY_FINE_GRID and is_short)
+    trees = _trees_by_histograms(card, epsilon, is_very_fine=finest >= _VERY_FINE_GRID)
     counted: Document = {"learns_finest": False} if finest >= _FINE_GRID else {}
-    counts_all = trees.get("trees") == _VERY_MANY_TREES and is_short
+    counts_all = trees.get("trees") == _VERY_MANY_TREES
     if finest > _FINE_GRID and finest % _FINE_GRID == 0 and not counts_all:
         counted["merged_cells"] = finest // _FINE_GRID
     return {"name": "histograms", "noise": noise, **trees, **counted, **mean}

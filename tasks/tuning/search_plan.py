@@ -21,7 +21,7 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Accountant,
 from algorithms.privacy.accounting.events import Schedule, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.noise_search import search_outwards
-from algorithms.privacy.barrier.statistics import Statistic, shape_of
+from algorithms.privacy.barrier.statistics import Statistic, example_of
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
@@ -178,7 +178,7 @@ def _check_scored(every: Sequence[Document], info: DatasetInfo) -> None:
         model = model_for(settings, info)
         try:
             score = score_statistic(info, model, model.published_tensors(model.initial_parameters()), size=1)
-            shape_of(score, zeros(info), model)
+            example_of(score, zeros(info), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise RefusedError(

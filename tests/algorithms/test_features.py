@@ -253,6 +253,10 @@ def answers(features: FeatureLearner, data: MadeUp) -> list[Tensor]:
             found.append(asked.total(*given, **named))
             return torch.zeros_like(found[-1])
 
+        def histograms(self, *given: Any, **named: Any) -> Tensor:
+            found.append(asked.histograms(*given, **named))
+            return torch.zeros_like(found[-1])
+
         def moment(self, *given: Any, **named: Any) -> Tensor:
             found.append(asked.moment(*given, **named))
             return torch.eye(len(found[-1]), dtype=torch.float64)

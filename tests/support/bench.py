@@ -143,6 +143,9 @@ class Watched(Barrier):
     def total(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._kept(super().total(*args, **kwargs))
 
+    def histograms(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._kept(super().histograms(*args, **kwargs))
+
     def norm_count(self, *args: Any, **kwargs: Any) -> float:
         return float(self._kept(torch.tensor([super().norm_count(*args, **kwargs)], dtype=torch.float64)))
 

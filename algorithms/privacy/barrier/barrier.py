@@ -18,6 +18,7 @@ Formal guarantees (under the adjacency of the run's plan, for callers that use o
 """
 
 import os
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -30,6 +31,7 @@ from algorithms.models import Model
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.correlation import Correlation
+from algorithms.privacy.barrier.histograms import check_cells
 from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.query_checks import (
     check_gradient,
@@ -39,7 +41,7 @@ from algorithms.privacy.barrier.query_checks import (
     check_slices,
 )
 from algorithms.privacy.barrier.record_loader import RecordArrays
-from algorithms.privacy.barrier.statistics import Statistic, as_matrix, columns_of, shape_of, vector_length
+from algorithms.privacy.barrier.statistics import Statistic, as_matrix, columns_of, example_of, vector_length
 from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Trace
 from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from algorithms.privacy.mechanisms import release as releases
@@ -210,10 +212,34 @@ class Barrier:
             RefusedError, BudgetRefusedError: As `gradient` does.
         """
         release = releases.total_release(bound, noise, sampling)
-        dimension = shape_of(statistic, self.__records, self.__model, self.__device).numel()
+        dimension = example_of(statistic, self.__records, self.__model, self.__device).numel()
         stream = self.__charge(release, dimension=dimension)
         total = self.__unnoised.statistic_sum(statistic, bound, dimension, release, stream)
         return self.__group.broadcast(add_noise(total, release, stream))
+
+    def histograms(self, cells: Statistic, sizes: Sequence[int], *, noise: Mechanism) -> Tensor:
+        """Release noisy histograms of all records: how many lie in each cell.
+
+        A record is in a cell of each, so that F histograms change by a vector of L2 norm sqrt(F). It is the sum of that
+        vector as by `total`, and is summed without it.
+
+        Args:
+            cells: (input [*input_shape], label []) -> int64 [histograms], or [rows, histograms] of a person, whose rows
+                share a count of 1. A cell beyond the last counts as the last; a negative one does not count.
+            sizes: Cells of each histogram.
+            noise: Relative to sqrt(F), on each count.
+
+        Returns:
+            The counts, one histogram after another, shape [sum(sizes)], float64.
+
+        Raises:
+            RefusedError, BudgetRefusedError: As `gradient` does.
+        """
+        check_cells(example_of(cells, self.__records, self.__model, self.__device), sizes)
+        release = releases.histograms_release(len(sizes), noise)
+        stream = self.__charge(release, dimension=sum(sizes))
+        counts = self.__unnoised.cell_counts(cells, sizes, release, stream)
+        return self.__group.broadcast(add_noise(counts, release, stream))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Mechanism) -> Tensor:
         """Release the noisy sum of A^T A over all records, for a matrix A of each clipped to Frobenius norm `bound`.

@@ -71,22 +71,23 @@ def _weights(diagonal: Tensor, beside: float, like: Tensor) -> Tensor:
     return torch.where(diagonal, like.new_ones(()), like.new_full((), beside))
 
 
-def shape_of(
+def example_of(
     statistic: Statistic, records: RecordArrays, model: Model, device: torch.device | None = None
-) -> torch.Size:
-    """The shape of a statistic of one record, found with zeros in the record's form.
+) -> Tensor:
+    """A statistic of one record of zeros, which has the shape and type that all records' have.
 
     device: where the records will be, by default the CPU. A statistic that fails there, as with tensors of its own on
     the CPU, would count each record as zero, so it is tried there before it is charged.
     """
     example = torch.from_numpy(np.zeros((1, *records.features.shape[1:]), records.features.dtype))
     label = torch.zeros(1, *model.label_shape, dtype=model.label_dtype)
-    return torch.func.vmap(statistic)(example.to(device), label.to(device)).shape[1:]
+    value: Tensor = torch.func.vmap(statistic)(example.to(device), label.to(device))[0]
+    return value
 
 
 def columns_of(statistic: Statistic, records: RecordArrays, model: Model, device: torch.device) -> int:
     """The number of columns of a matrix statistic; raises RefusedError for other shapes."""
-    shape = shape_of(statistic, records, model, device)
+    shape = example_of(statistic, records, model, device).shape
     if len(shape) != 2 or 0 in shape:
         raise RefusedError(
             f"second moments are of a matrix of each record, not of a statistic of shape {list(shape)}; give [m, c]."

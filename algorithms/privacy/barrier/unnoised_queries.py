@@ -39,6 +39,7 @@ from algorithms.models.cells import cells_before
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from algorithms.privacy.barrier.frozen_prefix import MappedRecords, frozen_prefix
+from algorithms.privacy.barrier.histograms import SHARES, count_cells
 from algorithms.privacy.barrier.importance_sampling import LastNorms, importance_sum
 from algorithms.privacy.barrier.minimum import OutOfReachError, solve_minimum
 from algorithms.privacy.barrier.pass_pool import pass_pool
@@ -318,6 +319,14 @@ class UnnoisedQueries:
         for part in self._statistics(statistic, dimension, release, stream):
             total += clip_and_sum(part.reshape(len(part), dimension), bound)
         return total.cpu()
+
+    @_with_fixed_arithmetic
+    def cell_counts(self, cells: Statistic, sizes: Sequence[int], release: Release, stream: Stream) -> Tensor:
+        """How many of the sample lie in each cell, one histogram after another; shape [sum(sizes)], float64."""
+        total = torch.zeros(sum(sizes), dtype=torch.int64, device=self.compute.device)
+        for part in self._statistics(cells, len(sizes), release, stream):
+            total += count_cells(part, sizes)
+        return total.cpu().double() / SHARES
 
     @_with_fixed_arithmetic
     def second_moment_sum(

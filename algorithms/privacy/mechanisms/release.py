@@ -405,6 +405,11 @@ def total_release(bound: L1 | L2, noise: Mechanism, sampling: Sampling | None = 
     return Release("total", sampling or FullBatch(), bound, noise)
 
 
+def histograms_release(histograms: int, noise: Mechanism) -> Release:
+    """Noisy histograms, in each of which a record counts 1 in one cell."""
+    return total_release(L2(math.sqrt(histograms)), noise)
+
+
 def norm_total_release(bound: L2, noise: Mechanism) -> Release:
     """The noisy sum of all records' gradient norms, each clipped to the bound."""
     return Release("norms", FullBatch(), bound, noise)

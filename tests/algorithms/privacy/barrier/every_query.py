@@ -37,6 +37,11 @@ def total(asked: Barrier, sampling: Sampling | None = None) -> Tensor:
     return asked.total(lambda one, label: one.flatten(), bound=L2(1.0), noise=NOISE, sampling=sampling)
 
 
+def histograms(asked: Barrier) -> Tensor:
+    """Of 16 features, each positive or not."""
+    return asked.histograms(lambda one, label: (one.flatten() > 0).long(), [2] * 16, noise=NOISE)
+
+
 def moment(asked: Barrier) -> Tensor:
     return as_vector(asked.moment(lambda one, label: one[0], bound=L2(1.0), noise=NOISE))
 
@@ -65,6 +70,7 @@ QUESTIONS: dict[str, tuple[Ask, dp.DpEvent]] = {
     "gradient": (gradient, GAUSSIAN),
     "pure gradient": (pure_gradient, PureDpEvent(0.5)),
     "total": (total, GAUSSIAN),
+    "histograms": (histograms, GAUSSIAN),
     "moment": (moment, GAUSSIAN),
     "norm total": (norm_total, GAUSSIAN),
     "norm count": (norm_count, GAUSSIAN),
