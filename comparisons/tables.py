@@ -6,8 +6,8 @@ are checked by their checksums. Each table is declared as an owner would, with r
 goes through prepare, calibrate and training with seeded noise. tables.csv compares the recipe of cells with the recipe
 of scaled numbers before there were cells, with a logistic or ridge regression and with boosted trees, both without
 privacy. A fifth of the records is held out, another one for each seed. With `--libraries`, other libraries are tried on
-the same columns, where they are installed: DP-EBM (`pip install interpret-core`) and diffprivlib. `--rare` tries what
-finds a rare class of a made-up table instead.
+the same columns, where they are installed: DP-EBM (`pip install interpret-core`) and diffprivlib. `--methods` tries
+those that bound norms by public numbers, and `--rare` what finds a rare class of a made-up table instead.
 """
 
 import hashlib
@@ -114,6 +114,13 @@ SOURCES = {
     "hours": Source("Ecdat/HI.csv", "b6f7850c6c4b5d15", "whrswk"),
 }
 SHIPPED = ("adult", "bank-marketing")
+BOUND_NORMS = (
+    "norm_bound_sgd",
+    "heavy_ball",
+    "nesterov",
+    "objective_perturbation",
+    "output_perturbation",
+)
 CONNECTIONS = 40_000
 _KINDS = {
     "normal": ("normal",),
@@ -264,11 +271,30 @@ def runs_on(
             yield {"way": form, "epsilon": epsilon, **train_and_score(settings, info, held, seed)}
 
 
-def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> params.Params:
+def runs_of_methods(
+    card: dict[str, Any], root: Path, epsilons: list[float], seed: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each method that bounds norms by public numbers, on scaled numbers and on cells, and each epsilon."""
+    for form in ("numbers", "cells"):
+        known, info, held = prepared_as(form, card, root)
+        for method in BOUND_NORMS:
+            for epsilon in epsilons:
+                chosen = recipe(known, method, epsilon, by_numbers=True)
+                settings = settings_for(chosen, epsilon, {"name": chosen.model}, method)
+                yield {
+                    "way": f"{method}, {form}",
+                    "epsilon": epsilon,
+                    **train_and_score(settings, info, held, seed),
+                }
+
+
+def settings_for(
+    chosen: Recipe, epsilon: float, model: dict[str, Any], method: str = "dp_sgd"
+) -> params.Params:
     """The settings of a run with seeded noise by a recipe. model: its group."""
     document = {
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"}, "features": chosen.features,
-        "algorithm": {"name": "dp_sgd", **chosen.settings}, "model": model,
+        "algorithm": {"name": method, **chosen.settings}, "model": model,
     }  # fmt: skip
     return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
@@ -460,12 +486,13 @@ def main(
     ] = False,
     libraries: Annotated[bool, typer.Option(help="Other libraries: tables-libraries.csv.")] = False,
     rare: Annotated[bool, typer.Option(help="A rare class: tables-rare.csv.")] = False,
+    methods: Annotated[bool, typer.Option(help="Methods that bound norms: tables-methods.csv.")] = False,
 ) -> None:
     """Write tables.csv into FOLDER, a table after the other."""
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     wanted, name_of_file = [float(one) for one in epsilons.split(",")], "tables"
-    name_of_file += "-libraries" * libraries + "-rare" * rare
+    name_of_file += "-libraries" * libraries + "-rare" * rare + "-methods" * methods
     path = folder / f"{name_of_file}.csv"
     before = pd.read_csv(path) if cells_only else None
     for name in ["rare"] if rare else tables.split(","):
@@ -474,6 +501,10 @@ def main(
                 root = Path(folder_name)
                 if rare:
                     rows_of_run = runs_on_rare(root, wanted, seed)
+                elif methods:
+                    rows_of_run = runs_of_methods(
+                        card_with_files(name, root, rdata, seed), root, wanted, seed
+                    )
                 else:
                     card, only = (
                         card_with_files(name, root, rdata, seed),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -42,6 +42,8 @@ SPREAD = 3.0
 
 Measured on the data `adult-a9a` to serve from epsilon 0.05 to 1.6.
 """
+NoiseLimit: TypeAlias = Annotated[float, Field(gt=0, le=1e3)]
+"""The largest standard deviation that noise may give a parameter."""
 WHAT = "a regularisation of the mean loss"
 _LARGEST_EXPONENT = 700.0
 OUTPUT_NOISE = 30.0
@@ -70,7 +72,9 @@ class ObjectivePerturbation(SingleRelease):
     records is public; null for Lambda = 3 z C on the sum. "kst" adds its 2 beta / epsilon, and nothing else for null.
     It is at least 1e-10, below which rounding decides where the minimum is. clip_norm: the L2 bound C of a record's
     gradient; null for the bound by the data card, which clips nothing. adjacency: for "rkw" with the accountant "pure"
-    it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
+    it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one. noise_limit: the largest standard deviation that
+    the linear term may give a parameter, which it has where the data say nothing; Lambda is at least z C over it, and
+    that where no regularisation is given. Of records of public norm R it moves an output by R times that at most.
 
     Example:
         >>> from algorithms import ObjectivePerturbation
@@ -79,12 +83,13 @@ class ObjectivePerturbation(SingleRelease):
     """
 
     paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
-        "analysis", "Kifer, Smith and Thakurta 2012", {"clip_norm": None}, value="kst"
+        "analysis", "Kifer, Smith and Thakurta 2012", {"clip_norm": None, "noise_limit": None}, value="kst"
     )
     analysis: Literal["rkw", "kst"] = "rkw"
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Bound | None = 2.0
     adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"] = "ADD_OR_REMOVE_ONE"
+    noise_limit: NoiseLimit | None = None
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The noise of the analysis; raises RefusedError without public bounds and for a loss with a kink."""
@@ -101,24 +106,27 @@ class ObjectivePerturbation(SingleRelease):
 
     def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The minimum of the perturbed objective."""
-        problem = self._problem(plan.noise_multiplier, plan.target.budget, plan.facts)
+        problem = self._problem(plan.noise_multiplier, plan.target, plan.facts)
         solution = barrier.minimum(problem, noise=_noise(plan.noise_multiplier, plan.target))
         return replace(state, parameters=solution.to(state.parameters, non_blocking=True))
 
     def _release(self, multiplier: float, target: Target, facts: PlanningFacts) -> Release:
-        problem = self._problem(multiplier, target.budget, facts)
+        problem = self._problem(multiplier, target, facts)
         return minimum_release(problem, _noise(multiplier, target))
 
-    def _problem(self, multiplier: float, budget: Budget, facts: PlanningFacts) -> Minimum:
+    def _problem(self, multiplier: float, target: Target, facts: PlanningFacts) -> Minimum:
         clip_norm = self.clip_norm or facts.gradient_norm(2)
         regularisation = 0.0
         if self.regularisation is not None:
             regularisation = self.regularisation * facts.known_records(WHAT)
+        if self.noise_limit is not None:
+            std = multiplier * clip_norm * _noise(multiplier, target).std(facts.parameters, box=False)
+            regularisation = max(regularisation, std / self.noise_limit)
         if self.analysis == "kst":
             # Their Algorithm 1 needs Delta >= 2 lambda / epsilon: the Jacobian of noise by minimum then changes by at
             # most exp(epsilon / 2), and the linear term has the other half.
-            regularisation += 2 * facts.smoothness() / budget.epsilon
-        elif self.regularisation is None:
+            regularisation += 2 * facts.smoothness() / target.budget.epsilon
+        elif self.regularisation is None and self.noise_limit is None:
             regularisation = SPREAD * multiplier * clip_norm
         return private_minimum(facts, clip_norm=clip_norm, regularisation=regularisation)
 
@@ -176,6 +184,9 @@ class OutputPerturbation(SingleRelease):
     the losses by regularisation, of the order lambda, and by noise, of the order d (z C / n lambda)^2, are in balance.
     It is at least 1e-10, below which rounding decides where the minimum is.
     clip_norm: the L2 bound C of a record's gradient; null for the bound by the data card, which clips nothing.
+    noise_limit: the largest standard deviation that the noise may give a parameter; Lambda is at least z C over it,
+    and that where no regularisation is given, for which the number of records may be private. It moves what is said of
+    a record of public norm R by R times that, whatever d is.
 
     Example:
         >>> from algorithms import OutputPerturbation
@@ -185,6 +196,7 @@ class OutputPerturbation(SingleRelease):
 
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Bound | None = 2.0
+    noise_limit: NoiseLimit | None = None
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError without public bounds and for a kink."""
@@ -202,11 +214,16 @@ class OutputPerturbation(SingleRelease):
         return replace(state, parameters=solution.to(state.parameters, non_blocking=True))
 
     def _problem(self, facts: PlanningFacts, noise_multiplier: float) -> Minimum:
-        records = facts.known_records("'output_perturbation'")
-        clip_norm = self.clip_norm or facts.gradient_norm(2)
-        noise = noise_multiplier * clip_norm / records
-        balanced = BALANCE * (facts.parameters * noise**2) ** (1 / 3)
-        regularisation = (self.regularisation or balanced) * records
+        clip_norm, regularisation = self.clip_norm or facts.gradient_norm(2), 0.0
+        if self.regularisation is not None or self.noise_limit is None:
+            records = facts.known_records("'output_perturbation'")
+            noise = noise_multiplier * clip_norm / records
+            balanced = BALANCE * (facts.parameters * noise**2) ** (1 / 3)
+            regularisation = (self.regularisation or balanced) * records
+        if self.noise_limit is not None:
+            # As in `Minimum.sensitivity`, with what the solver may be short of the minimum.
+            moved = noise_multiplier * clip_norm * (1.0 + 2.0 * RELATIVE_TOLERANCE)
+            regularisation = max(regularisation, moved / self.noise_limit)
         return private_minimum(facts, clip_norm=clip_norm, regularisation=regularisation)
 
 

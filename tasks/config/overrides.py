@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +54,8 @@ _NOISE_OF_ALL_STEPS = 0.7
 """How far the noise of all steps may move a parameter, if records are unit vectors; comparisons/results/tables.md."""
 _BOUND_OF_RECORDS = 3.0
 """How many times larger than the records a bound on their number is taken to be, where more noise is worth less."""
+_REPLACED = 2.0
+"""How many times its bound a record can change a sum where it may be replaced, as if there were as many times fewer."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """The clip norm of unit vectors with two classes, whose gradients are as long as an error, at most 1."""
 _DEVIATIONS_FOR_HISTOGRAMS = 40.0
@@ -110,6 +112,9 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
             settings["sampling_rate"], float(f"{_MAX_BATCH / card.records.at_most:.2g}")
         )
     settings = _with_learning_rate(settings, card, model, epsilon)
+    left_open = {name for name, value in usual.get("cells", {}).items() if value is None}
+    if _kind(card) == "cells" and left_open:
+        settings |= _settings_by_noise(left_open, card, model, epsilon, settings.get("momentum", 0.0))
     if "noise_limit" in settings.get("update", {}) and isinstance(card.label_type, Number):
         share = settings.get("shrink_share")
         return Recipe(model, settings, features=_features_of_a_number(card, epsilon, of_mean=share))
@@ -391,14 +396,17 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if cells is not None and "noise_limit" in update and card.label_type.kind == "class":
         update = update | {"momentum": usual_momentum(known, epsilon, settings["steps"])}
     momentum = update.get("momentum", 0.0)
+    can_follow = {name for name in ("shrink_share", "error_share") if name in settings}
+    settings = {name: value for name, value in settings.items() if name not in can_follow}
     chosen_model = _model_of(model, card, card.input_shape if cells is None else (cells.total,))
     if cells is not None:
         if card.label_type.kind == "labels" and chosen_model.bounds is not None and "clip_norm" in settings:
             # Gradients are no longer than the slope of their mean loss, and noise is drawn for the clip norm.
             settings = settings | {"clip_norm": float(f"{chosen_model.bounds.slope:.4g}")}
-        if card.label_type.kind == "class" and len(card.classes) == 2 and "noise_limit" in update:
+        clips = "clip_norm" in settings and "noise_limit" in update
+        if card.label_type.kind == "class" and len(card.classes) == 2 and clips:
             settings = settings | {"clip_norm": _CLIP_OF_TWO_CLASSES}
-        if card.label_type.kind == "count" and "noise_limit" in update:
+        if card.label_type.kind == "count" and clips:
             settings = settings | {"clip_norm": CLIP_OF_COUNTS}
         rate = stable_rate(chosen_model.bounds, cells.norms[1], momentum)
         if "noise_limit" not in update:  # of a method that cannot keep to it by the noise that it plans
@@ -411,12 +419,12 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             kind: OutputKind = "number" if is_number else "classes"
             # Frequencies need a cell that all rows share, and a quantile is not what is released.
             can_shrink = card.label_type.kind != "quantile" if is_number else cells.sizes[-1] == 1
-            share = shrink_share(known, epsilon) if can_shrink else None
+            share = shrink_share(known, epsilon) if can_shrink and "shrink_share" in can_follow else None
             update["noise_limit"] = usual_noise_limit(known, epsilon, kind, is_shrunk=share is not None)
             if share is not None:
                 settings = settings | {"shrink_share": share}
             of_errors = error_share(known, epsilon) if card.label_type.kind == "number" else None
-            if of_errors is not None:
+            if of_errors is not None and "error_share" in can_follow:
                 settings = settings | {"error_share": of_errors}
         return settings | {"update": update}
     # Other data: a step's noise has this norm in clip norms, so that the rate that is taken moves parameters by
@@ -430,6 +438,32 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
+
+
+def _settings_by_noise(
+    left_open: Collection[str], card: DataCard, model: str, epsilon: float, momentum: float
+) -> Document:
+    """What methods with public bounds on gradients leave open for rows of norm 1: how far their noise may go.
+
+    It moves what is said of a row by at most a limit, however many cells there are. Steps with a constant learning rate
+    may only be so long together as that allows.
+
+    left_open: the names of the settings.
+    """
+    from algorithms.noise_limits import usual_noise_limit  # torch, which takes seconds to import
+    from tasks.config.step_sizes import heavy_ball_path, nesterov_path
+
+    cells, known = cells_of(card), _records_by_noise(card, bound=_BOUND_OF_RECORDS)
+    assert cells is not None
+    if "noise_limit" in left_open:
+        return {"noise_limit": usual_noise_limit(known, epsilon, "classes")}
+    if "steps" not in left_open:
+        return {}
+    bounds, known = _model_of(model, card, (cells.total,)).bounds, known / _REPLACED
+    length = usual_noise_limit(known, epsilon, "classes") * known / gaussian.noise_for_share(1.0, epsilon)
+    if "regularisation" in left_open:
+        return nesterov_path(bounds, length)
+    return heavy_ball_path(bounds, length, momentum)
 
 
 def _model_of(name: str, card: DataCard, shape: tuple[int, ...]) -> "LinearOutline | Model":

@@ -498,6 +498,39 @@ def test_less_noise_is_let_in_where_there_is_less_to_learn_from(
     assert explain_recipe(known, advised)["learning rate"].endswith(f"more than {limit:g}")
 
 
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("target", [None, {}, {"quantile": 0.9}], ids=["classes", "number", "quantile"])
+@pytest.mark.parametrize("records", [{"train": 1000, "test": 100}, {"at_most": 2000}])
+def test_the_recipe_of_cells_is_one_that_its_algorithm_takes(
+    name: str, target: dict[str, Any] | None, records: dict[str, int]
+) -> None:
+    chosen = recipe(card_of_prices(records, target), name, 1.0)
+    settings = {"algorithm": {"name": name, **chosen.settings}}
+    assert params.parse(settings, reads=("algorithm",)).algorithm is not None
+
+
+@pytest.mark.parametrize(
+    ("records", "limit"),
+    [
+        ({"train": 480, "test": 100}, 0.34),  # as of dp_sgd that is not shrunk
+        ({"at_most": 4500}, 0.6),
+        ({"train": 100_000, "test": 100}, 0.7),
+    ],
+)
+def test_methods_that_bound_norms_clip_nothing_of_cells_and_let_in_less_noise_where_there_is_less_to_learn(
+    records: dict[str, int], limit: float
+) -> None:
+    known = card_of_prices(records, None)
+    objective, output, steps = (
+        recipe(known, f"{name}", 1.0).settings
+        for name in ("objective_perturbation", "output_perturbation", "norm_bound_sgd")
+    )
+    assert objective["clip_norm"] is None and objective["noise_limit"] == limit
+    assert output["clip_norm"] is None and output["noise_limit"] == 0.25
+    assert steps["update"]["noise_limit"] == limit and steps["update"]["momentum"] >= 0.9
+    assert steps.keys() == {*steps.keys() & {"expected_batch_size", "sampling_rate"}, "steps", "update"}
+
+
 @pytest.mark.parametrize(
     ("records", "epsilon", "momentum"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ import torch
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Target
-from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.methods import from_settings
+from algorithms.methods.momentum import PathParams
+from algorithms.models.bounds import LOGISTIC
+from algorithms.noise_limits import usual_noise_limit
 from algorithms.privacy.accounting import Budget
 from data.card import DataCard
 from epsilonflow.table_encoding import usual_method
@@ -112,3 +116,30 @@ def test_a_noise_limit_is_refused_where_noise_is_not_the_same_in_all_steps(name:
     target = Target(Budget(1.0, 1e-5))
     with refused_as("noise_limit_unbounding"):
         from_settings(settings).plan(target, PlanningFacts(records=40, parameters=5, layers=1, classes=2))
+
+
+@pytest.mark.parametrize("name", ["heavy_ball", "nesterov"])
+@pytest.mark.parametrize(("records", "epsilon"), [(3000, 1.0), (30_000, 0.5), (30_000, 3.0), (3000, 0.1)])
+def test_the_noise_of_methods_with_public_bounds_moves_an_output_of_cells_by_the_limit(
+    name: str, records: int, epsilon: float
+) -> None:
+    """On losses without curvature, where nothing pulls back; the limit is that of the records over the noise of two."""
+    document = card(
+        "cells",
+        records={"train": records, "test": 100},
+        reader=csv_of(number("x", 0, 1), category("kind", "old", "new"), label("is_good")) | {"cells": {}},
+        files={part: {"path": f"{part}.csv", "keyed_sha256": "0" * 64} for part in ("train", "test")},
+        classes=["no", "yes"],
+    )
+    settings = recipe(DataCard.model_validate_json(json.dumps(document)), name, epsilon).settings
+    method: Any = from_settings(settings | {"name": name})
+    facts = PlanningFacts(records, 100, 1, 2, inputs=Inputs(4.0, 1.0), loss=LOGISTIC)
+    plan = method.plan(Target(Budget(epsilon, 1e-5)), facts)
+    (stage,) = plan.params(PathParams).stages
+    moves, regularisation = [0.0, stage.step_size], 2.0 * settings["regularisation"]
+    for _ in range(plan.steps - 1):  # by a gradient of 1 in the first step
+        ahead = moves[-1] + stage.momentum * (moves[-1] - moves[-2])
+        point = ahead if name == "nesterov" else moves[-1]
+        moves.append(ahead - stage.step_size * regularisation * point)
+    std = plan.noise_multiplier * math.sqrt(sum(move**2 for move in moves)) / records
+    assert std == pytest.approx(usual_noise_limit(records / 2.0, epsilon, "classes"), rel=0.25)
