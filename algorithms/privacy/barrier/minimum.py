@@ -4,10 +4,10 @@ A record's loss is convex in the output. It is continued linearly where its grad
 is still convex (Redberg, Koskela and Wang 2023, on generalised linear models). `solve_minimum` adds the noise.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,10 +20,19 @@ from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Minimum, NoNoise, ObjectiveNoise, Release, minimum_release
 from algorithms.privacy.mechanisms.release_noise import add_noise, draws
 
-RecordBlock: TypeAlias = tuple[Tensor, Tensor, Tensor]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Rows: TypeAlias = "Tensor | csr_array"
+"""Of a block of records, [b, d]; sparse ones by what is not zero."""
+RecordBlock: TypeAlias = tuple[Rows, Tensor, Tensor]
 
 _RECORDS = 2**14
 _KEPT_BYTES = 2**28
+_MANY_PARAMETERS, _SPARSE, _FIRST_ROWS = 1000, 0.25, 64
+"""From so many on, rows are kept by what is not zero if that is a small share of the first ones, as of cells."""
+_ROUGH = 0.01
+"""Of a gradient, what a step may leave of it that is found by conjugate gradients."""
 _MAX_STEPS, _MAX_HALVINGS = 1000, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _ROUNDING = 1e-14
@@ -75,9 +84,9 @@ class PerturbedObjective:
         value = self.regularisation / 2 * point @ point + self.tilt @ point
         total = self.regularisation * point + self.tilt
         for rows, labels, limits in self._records():
-            outputs = (rows @ point)[:, None]
+            outputs = _outputs(rows, point)[:, None]
             value = value + self.model.losses(outputs, labels).sum()
-            total = total + rows.T @ self._slopes(outputs, labels, limits)
+            total = total + _combined(rows, self._slopes(outputs, labels, limits))
         return float(value), total
 
     def gradient(self, point: Tensor) -> Tensor:
@@ -88,13 +97,47 @@ class PerturbedObjective:
         """Shape [d, d], float64; a record whose loss is continued linearly adds nothing."""
         total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
         for rows, labels, limits in self._records():
-            curvatures = self._curvatures((rows @ point)[:, None], labels, limits)  # [b]
-            total += rows.T @ (curvatures[:, None] * rows)  # sum of curvature x x^T
+            dense = rows if isinstance(rows, Tensor) else torch.from_numpy(rows.toarray())
+            curvatures = self._curvatures((dense @ point)[:, None], labels, limits)  # [b]
+            total += dense.T @ (curvatures[:, None] * dense)  # sum of curvature x x^T
         return total
+
+    def newton_step(self, point: Tensor, gradient: Tensor) -> Tensor:
+        """H^-1 g, shape [d], for the Hessian H, which is positive by the regularisation.
+
+        Of sparse rows it leaves up to `_ROUGH` of the gradient, as H is then never computed.
+        """
+        if not self._is_sparse:
+            return torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(self.hessian(point)))[:, 0]
+        curvatures = [
+            self._curvatures(_outputs(rows, point)[:, None], labels, limits)
+            for rows, labels, limits in self._records()
+        ]  # [b] each
+        return conjugate_gradients(lambda step: self._curved(step, curvatures), gradient)
+
+    def _curved(self, step: Tensor, curvatures: list[Tensor]) -> Tensor:
+        """The Hessian times a step, [d]. curvatures: of the records of each block."""
+        total = self.regularisation * step
+        for (rows, _, _), of_block in zip(self._records(), curvatures, strict=True):
+            total = total + _combined(rows, of_block * _outputs(rows, step))
+        return total
+
+    @cached_property
+    def _numbers(self) -> int:
+        """How many numbers of a row are kept: of sparse ones those of the first rows, with their places."""
+        some = np.asarray(self.features[:_FIRST_ROWS])
+        active = 2 * (int(np.count_nonzero(some)) // max(1, len(some)) + 2)
+        return min(active, len(self.tilt))
+
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether rows are kept by what is not zero, which decides nothing but time, memory and rounding."""
+        return len(self.tilt) >= _MANY_PARAMETERS and self._numbers <= _SPARSE * len(self.tilt)
 
     def _records(self) -> Iterable[RecordBlock]:
         """The blocks of `_read`, cached if they are small enough."""
-        return self._cached_blocks if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
+        count = self._numbers if self._is_sparse else len(self.tilt)
+        return self._cached_blocks if 8 * len(self.labels) * count <= _KEPT_BYTES else self._read()
 
     @cached_property
     def _cached_blocks(self) -> list[RecordBlock]:
@@ -102,6 +145,8 @@ class PerturbedObjective:
 
     def _read(self) -> Iterator[RecordBlock]:
         """Yield blocks of features [b, d] float64, labels [b], and bounds on the derivative by the output, [b]."""
+        from scipy.sparse import csr_array  # here, since other methods do without it
+
         count = len(self.tilt)
         for start in range(0, len(self.labels), _RECORDS):
             block = torch.from_numpy(np.array(self.features[start : start + _RECORDS]))
@@ -116,7 +161,8 @@ class PerturbedObjective:
             rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
             # The gradient of a linear model is slope times features: |slope| <= clip_norm / |features| bounds its norm.
             limits = self.clip_norm * _ROUND_INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
-            yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
+            kept = csr_array(rows.numpy()) if self._is_sparse else rows
+            yield kept, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
 
     def _slopes(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> Tensor:
         """The first derivative of each record's clipped loss by its output [b, 1], [b]."""
@@ -140,22 +186,49 @@ class PerturbedObjective:
 def minimum(problem: PerturbedObjective, *, tolerance: float) -> Tensor:
     """A point where the gradient's L2 norm is at most `tolerance`; shape [d], float64.
 
-    Uses Newton's method. If a step does not at least halve the gradient, as when many losses become linear at once, it
-    goes to the minimum along the step instead. Raises OutOfReachError if rounding keeps the gradient above the
-    tolerance.
+    Uses Newton's method, whose steps may be rough. If a step does not at least halve the gradient, as when many losses
+    become linear at once, it goes to the minimum along the step instead. Raises OutOfReachError if rounding keeps the
+    gradient above the tolerance.
     """
     point = torch.zeros_like(problem.tilt)
     gradient = problem.gradient(point)
     for _ in range(_MAX_STEPS):
         if gradient.norm() <= tolerance:
             return point
-        # Newton: H^-1 g, H positive by the regularisation
-        step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
+        step = problem.newton_step(point, gradient)
         moved = point - step
         new_gradient = problem.gradient(moved)
         is_shorter = new_gradient.norm() <= max(float(gradient.norm()) / 2, tolerance)
         point, gradient = (moved, new_gradient) if is_shorter else _lowest(problem, point, step)
     raise OutOfReachError(_OUT_OF_REACH)
+
+
+def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
+    """x with |H x - b| of at most `_ROUGH` |b| for a positive matrix H (Hestenes and Stiefel 1952); shape [d], float64.
+
+    product: H times a vector. right: b, shape [d].
+    """
+    solution, left, direction = torch.zeros_like(right), right, right
+    square, enough = float(left @ left), (_ROUGH * float(right.norm())) ** 2
+    for _ in range(len(right)):
+        if square <= enough:
+            break
+        curved = product(direction)
+        length = square / float(direction @ curved)
+        solution, left = solution + length * direction, left - length * curved
+        before, square = square, float(left @ left)
+        direction = left + square / before * direction
+    return solution
+
+
+def _outputs(rows: Rows, point: Tensor) -> Tensor:
+    """The product of each row and a point, [b]."""
+    return rows @ point if isinstance(rows, Tensor) else torch.from_numpy(rows @ point.numpy())
+
+
+def _combined(rows: Rows, weights: Tensor) -> Tensor:
+    """The weighted sum of rows, [d]."""
+    return rows.T @ weights if isinstance(rows, Tensor) else torch.from_numpy(rows.T @ weights.numpy())
 
 
 def _lowest(problem: PerturbedObjective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,13 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, compose_loss, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.barrier.minimum import OutOfReachError, PerturbedObjective, minimum, solve_minimum
+from algorithms.privacy.barrier.minimum import (
+    OutOfReachError,
+    PerturbedObjective,
+    conjugate_gradients,
+    minimum,
+    solve_minimum,
+)
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, ObjectiveNoise, minimum_release
@@ -148,6 +154,44 @@ def test_the_second_derivative_is_that_of_the_first_and_ends_where_a_loss_turns_
     torch.testing.assert_close(torch.stack(rows), asked.hessian(point), rtol=1e-6, atol=1e-6)
     free = objective(some(30), clip_norm=100.0)
     assert float((free.hessian(point) - asked.hessian(point)).trace()) > 1.0
+
+
+MANY = 1200
+
+
+def rows_of_cells(count: int) -> MadeUp:
+    """Rows of norm 1 of four active cells each, the first of which are active more often, but for one with a NaN."""
+    draw = np.random.default_rng(5)
+    features = np.zeros((count, MANY), np.float32)
+    for part in range(4):
+        cells = np.minimum(draw.geometric(0.02, count) - 1, MANY // 4 - 1) + part * (MANY // 4)
+        features[np.arange(count), cells] = 0.5
+    features[1, 0] = np.nan
+    return MadeUp(features, draw.integers(0, 2, count))
+
+
+@pytest.mark.parametrize("clip_norm", [0.7, 0.2])
+def test_the_minimum_of_many_sparse_rows_is_within_the_tolerance(clip_norm: float) -> None:
+    """As two solvers' answers are, each within tolerance / regularisation of the minimum; the gradient is by hand."""
+    records, model = (
+        rows_of_cells(400),
+        build("logistic_through_origin", input_shape=(MANY,), classes=2, seed=0),
+    )
+    tilt = 0.1 * torch.from_numpy(np.random.default_rng(6).normal(size=MANY))
+    settings: dict[str, Any] = {"clip_norm": clip_norm, "input_norm": 1.0, "tilt": tilt}
+    found = minimum(objective(records, model, **settings), tolerance=1e-6).numpy()
+    rows = np.nan_to_num(records.features.astype(np.float64))
+    rows[1] = 0.0
+    slopes = np.clip(expit(rows @ found) - records.labels, -clip_norm, clip_norm)
+    assert np.linalg.norm(rows.T @ slopes + 0.3 * found + tilt.numpy()) <= 1.001e-6
+    assert np.linalg.norm(found) > 1.0
+
+
+def test_conjugate_gradients_leave_a_hundredth_of_a_gradient() -> None:
+    half = torch.from_numpy(np.random.default_rng(7).normal(size=(60, 60)))
+    matrix, right = half @ half.T + torch.eye(60, dtype=torch.float64), torch.ones(60, dtype=torch.float64)
+    solution = conjugate_gradients(lambda vector: matrix @ vector, right)
+    assert 0.0 < float((matrix @ solution - right).norm()) <= 0.011 * float(right.norm())
 
 
 @pytest.mark.parametrize("kind", ["logistic", "huber_svm"])
