@@ -39,6 +39,7 @@ from tasks.reporting import (
     score,
     shape_drawings,
 )
+from tasks.reporting.column_summaries import summaries_of
 from tasks.reporting.figures import (
     CostsByStep,
     Drawing,
@@ -184,6 +185,7 @@ def compose(
         if folder is None
         else explanation_of(folder / "model.safetensors", optimizer_in(run.plan.settings), run.trace)
     )
+    columns = () if folder is None else summaries_of(folder / "model.safetensors", run.trace)
     only_on_page |= shape_drawings(explanation)
     every = pictures | {name: draw(*drawing) for name, drawing in only_on_page.items()}
     if run.classes.empty:  # a private evaluation of a number, say, releases nothing by class
@@ -204,6 +206,7 @@ def compose(
             audit=audit,
             other_software=reuse_note(run.receipt, is_public=run.info.is_public),
             explanation=explanation,
+            columns=columns,
         ),
     )
     return Report(run, card, curve, past, pictures, text)

@@ -31,6 +31,7 @@ from algorithms.privacy.card.schema import words_by
 from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import WHOLE_POPULATION
 from data.files import read_json
+from tasks.reporting.column_summaries import ColumnSummary
 from tasks.reporting.figures import (
     THIS_RUN,
     Drawing,
@@ -190,7 +191,7 @@ class BesideTheCard:
     risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
     ten_more: the epsilon that will be spent after ten more runs like this, if the ledger said it.
     audit: the newest audit of the method, if any. other_software: which software trained, if it was not this one.
-    explanation: what the model says of each column, if it is additive.
+    explanation: what the model says of each column, if it is additive. columns: what released histograms say of each.
     """
 
     risk: Mapping[str, object] | None
@@ -199,6 +200,7 @@ class BesideTheCard:
     audit: AuditSummary | None = None
     other_software: str | None = None
     explanation: Explanation | None = None
+    columns: tuple[ColumnSummary, ...] = ()
 
 
 def page(
@@ -233,6 +235,7 @@ def page(
             other_software=beside.other_software,
             explanation=explanation,
             shape_rows=[] if explanation is None else [_shape_row(shape) for shape in explanation.shapes],
+            columns=beside.columns,
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,

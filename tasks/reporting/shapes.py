@@ -181,7 +181,7 @@ def _shapes(
     first = [0, *accumulate(layout.sizes)]
     for column in table.columns:
         for index, part in enumerate(column.parts):
-            values, shares = _values_of(column, part, index)
+            values, shares = values_of(column, part, index)
             grids = encoding.settings.grids
             steps = np.append(shares, np.nan)
             codes = part.codes(steps, grids) if isinstance(part, Grids) else part.codes(steps)
@@ -194,10 +194,9 @@ def _shapes(
             effects -= effects[:-1].mean(
                 axis=0
             )  # only differences say something, without the missing value's
-            names = _PARTS.get(type(column))
             shapes.append(
                 Shape(
-                    column.name if names is None else f"{column.name}, {names[index]}",
+                    name_of_part(column, index),
                     tuple(values if isinstance(values[0], str) else (f"{value:.4g}" for value in values)),
                     None if isinstance(values[0], str) else np.array(values, np.float64),
                     effects[:-1],
@@ -208,7 +207,13 @@ def _shapes(
     return shapes
 
 
-def _values_of(column: Column, part: CellPart, part_index: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
+def name_of_part(column: Column, index: int) -> str:
+    """The name of a column, and of a part where it has several."""
+    names = _PARTS.get(type(column))
+    return column.name if names is None else f"{column.name}, {names[index]}"
+
+
+def values_of(column: Column, part: CellPart, part_index: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
     """Values of a column that are shown, as numbers or words, and as the encoding takes them."""
     if isinstance(part, Grids):
         shares = np.linspace(0.0, 1.0, _POINTS)
