@@ -67,14 +67,32 @@ def summaries_of(model: Path, trace: pd.DataFrame) -> tuple[ColumnSummary, ...]:
     with safe_open(model, framework="np") as file:
         counts = file.get_tensor("features.counts").astype(np.float64)
     ends = [*accumulate(histogram_sizes(columns, front["sizes"]))]
-    counted_parts = [part for column in columns for part in column.parts]
-    histograms = zip(np.split(counts, ends[:-1]), counted_parts, strict=True)
-    finest, summaries = max(encoding.settings.grids), list[ColumnSummary]()
-    for column in reader.columns:
+    merged = [part.merged for column in columns for part in column.parts]
+    return summarise(reader.columns, max(encoding.settings.grids), np.split(counts, ends[:-1]), merged, noise)
+
+
+def summarise(
+    columns: Sequence[Column],
+    grid: int,
+    histograms: Sequence[NDArray[np.float64]],
+    merged: Sequence[int],
+    noise: float,
+) -> tuple[ColumnSummary, ...]:
+    """What histograms say of the parts of columns.
+
+    Args:
+        columns: Of the data card.
+        grid: The cells of the finest grid of a number.
+        histograms: Noisy counts of each part, the last of which is of missing values.
+        merged: How many cells are counted as one, of each part.
+        noise: The standard deviation of each count.
+    """
+    parts, summaries = zip(histograms, merged, strict=True), list[ColumnSummary]()
+    for column in columns:
         for index, part in enumerate(column.parts):
-            histogram, counted = next(histograms)
+            histogram, together = next(parts)
             if isinstance(part, Grids):
-                edges = cell_edges(part, finest // counted.merged)
+                edges = cell_edges(part, grid // together)
                 middle, interval = _median(column, part, histogram[: len(edges) - 1], edges, noise)
             else:
                 names = values_of(column, part, index)[0]

@@ -1,20 +1,17 @@
 """What released histograms say of each column: in the column's own units, and no surer than the noise allows."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
+from pydantic import TypeAdapter
 
 from data.cells import Grids
-from tasks.reporting.column_summaries import cell_edges, median_of, summaries_of
-from tests.support.cards import category, csv_of, label, number
-from tests.support.own_records import declared as declared
-from tests.support.own_records import finish
-from tests.support.workspace import Workspace
-
-__all__ = ["declared"]
+from data.formats import Column
+from tasks.reporting.column_summaries import ColumnSummary, cell_edges, median_of, summarise
+from tests.support.cards import category, number
 
 
 @pytest.mark.parametrize(("cells", "merged"), [(4, 1), (64, 1), (64, 4)])
@@ -52,53 +49,72 @@ def test_noise_that_could_put_a_median_anywhere_gives_none() -> None:
     assert median_of(counts, edges, noise=25.0) is not None
 
 
-@pytest.mark.usefixtures("same_secrets")
-@pytest.mark.parametrize("merged", [1, 4])
-def test_a_report_says_what_was_released_of_each_column(
-    workspace: Workspace, declared: Callable[..., None], merged: int
-) -> None:
-    draw = np.random.default_rng(0)
-    size = draw.lognormal(2.5, 1, 4000).clip(0, 100).round(2)
-    kind = draw.choice(["old", "<new>"], 4000, p=[0.3, 0.7])
-    when = pd.Timestamp("2020-03-01") + pd.to_timedelta(draw.integers(0, 100, 4000), unit="D")
-    frame = pd.DataFrame(
-        {
-            "size": np.where(draw.random(4000) < 0.2, np.nan, size),
-            "kind": kind,
-            "when": when.strftime("%Y-%m-%d"),
-            "price": (np.log1p(size) + 0.3 * draw.normal(size=4000)).round(3),
-        }
+def columns_of(*documents: dict[str, Any]) -> Sequence[Column]:
+    return TypeAdapter(tuple[Column, ...]).validate_json(json.dumps(documents))
+
+
+# Of bounds 15 apart the logarithmic grid of 4 cells has edges at 1, 3 and 7 above the lower one, since 16^(1/4) is 2;
+# the linear one has them at 3.75, 7.5 and 11.25. One sum of codes cannot be, and the last one is of missing values.
+COUNTS = [10.0, 30.0, 20.0, 20.0, 10.0, 10.0, 0.0, 0.0, 25.0]
+
+
+@pytest.mark.parametrize(
+    ("noise", "interval", "missing"),
+    [
+        # Half of 100 records and 1.96 * sqrt(7) / 2 = 2.593 deviations: 47.4 to 52.6, in the cell from 3 to 3.75.
+        # A fifth is missing, and 1.96 * sqrt(0.8^2 + 8 * 0.2^2) / 125 = 1.54 % of it is a deviation's share.
+        (1.0, "13 to 13.75", "18.4% to 21.6%"),
+        # 37.0 to 63.0: from the cell whose records end at 40 to the one whose records begin at 60.
+        (5.0, "11 to 17", "12.3% to 27.7%"),
+    ],
+)
+def test_median_of_a_number_is_in_its_units(noise: float, interval: str, missing: str) -> None:
+    (size,) = summarise(columns_of(number("size", 10, 25)), 4, [np.array(COUNTS)], [1], noise)
+    # Half of the records lie below the middle of the third cell: 40 + 20 / 2 = 50.
+    assert size == ColumnSummary("size", "13.38", interval, missing)
+
+
+def test_median_of_merged_cells_lies_between_their_edges() -> None:
+    """Two by two: edges at 3 and 7.5 above the lower bound, and a missing value counts as 2 + 2."""
+    counts = np.array([20.0, 60.0, 20.0, 0.0, 0.0])
+    (size,) = summarise(columns_of(number("size", 10, 25)), 4, [counts], [2], 1.0)
+    assert (size.middle, size.interval) == ("15.25", "13 to 17.5")
+    assert size.missing == "at most 2%"  # 1.96 of 100 records, rounded outwards
+
+
+def test_most_frequent_category_is_named_where_it_stands_out() -> None:
+    columns = columns_of(category("kind", "old", "new"))
+    (kind,) = summarise(columns, 4, [np.array([300.0, 600.0, 100.0])], [1], 10.0)
+    # 1.96 * 10 / 1000 * sqrt(0.4^2 + 2 * 0.6^2) = 1.84 %; and with 0.9^2 + 2 * 0.1^2, 1.79 %
+    assert kind == ColumnSummary("kind", "new", "58.1% to 61.9%", "8.2% to 11.8%")
+    # 30 records more than the other are 2.12 deviations of a difference of two counts at 10, and 1.93 at 11.
+    close = [np.array([300.0, 330.0, 0.0])]
+    assert summarise(columns, 4, close, [1], 10.0)[0].middle == "new"
+    assert summarise(columns, 4, close, [1], 11.0)[0] == ColumnSummary(
+        "kind", "not known at this noise", "", "at most 3.5%"
     )
-    frame.to_csv(workspace.root / "sizes.csv", index=False)
-    columns: list[dict[str, Any]] = [number("size", 0, 100) | {"missing": 50.0}, category("kind", "old", "<new>")]
-    columns.append({"name": "when", "kind": "timestamp", "bounds": ["2020-01-01", "2020-12-31"]})
-    reader = csv_of(*columns, label("price")) | {"cells": {"grids": [4, 64], "trees": 0}}
-    target = {"target": {"bounds": [0.0, 6.0]}, "classes": []}
-    declared("sizes.csv", model={"name": "additive"}, reader=reader, records={"at_most": 4000}, **target)
-    workspace.replace("features", {"name": "histograms", "noise": 2.0, "trees": 4, "merged_cells": merged})
-    workspace.replace("privacy", {"epsilon": 5.0, "delta": 1e-5})
-    finish(workspace)
-    artifacts = workspace.root / "artifacts"
-    found = {
-        row.name: row
-        for row in summaries_of(artifacts / "model.safetensors", pd.read_parquet(artifacts / "trace.parquet"))
-    }
-    assert list(found) == ["size", "kind", "when, year", "when, month", "when, weekday", "when, elapsed"]
-    low, high = (float(end) for end in found["size"].interval.split(" to "))
-    assert low <= np.nanmedian(frame["size"]) <= high and high - low < 4.0 * merged
-    assert low <= float(found["size"].middle) <= high
-    assert found["kind"].middle == "<new>" and found["when, year"].middle == "2020"
-    assert found["when, weekday"].middle == "not known at this noise"  # all are as frequent
-    first, last = found["when, elapsed"].interval.split(" to ")
-    assert first <= str(when[np.argsort(when)[2000]].date()) <= last < "2020-06-01" > first > "2020-03-15"
-    share, most = (float(end.removesuffix("%")) for end in found["size"].missing.split(" to "))
-    assert share <= 100 * frame["size"].isna().mean() <= most < share + 5.0
-    assert found["kind"].missing.startswith("at most ")
-    page = (artifacts / "report.html").read_text()
-    assert "What was released of each column" in page and page.count("<td>&lt;new&gt;</td>") >= 1
 
 
-def test_other_models_have_no_histograms(workspace: Workspace) -> None:
-    workspace.train()
-    trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
-    assert summaries_of(workspace.root / "artifacts/model.safetensors", trace) == ()
+def test_a_day_in_the_middle_is_named() -> None:
+    columns = columns_of({"name": "when", "kind": "timestamp", "bounds": ["2019-12-31", "2020-12-31"]})
+    year, month, weekday, elapsed = (
+        np.array([5.0, 95.0, 0.0]),
+        np.array([0.0] * 4 + [100.0] + [0.0] * 8),
+        np.array([10.0] * 7 + [30.0]),
+        np.array([0.0, 100.0, 0.0, 0.0, 0.0]),
+    )
+    rows = summarise(columns, 4, [year, month, weekday, elapsed], [1] * 4, 0.5)
+    assert [(row.name, row.middle) for row in rows] == [
+        ("when, year", "2020"),
+        ("when, month", "5"),
+        ("when, weekday", "not known at this noise"),
+        # 366 days in four cells: in the middle of the second are 137.25 of them
+        ("when, elapsed", "2020-05-16"),
+    ]
+    assert rows[-1].interval == "2020-04-01 to 2020-07-01"  # after 91.5 days, rounded to 92, and 183
+
+
+def test_counts_that_noise_could_make_say_nothing() -> None:
+    columns = columns_of(number("size", 10, 25), category("kind", "old", "new"))
+    rows = summarise(columns, 4, [np.zeros(9), np.zeros(3)], [1, 1], 5.0)
+    assert {text for row in rows for text in (row.middle, row.missing)} == {"not known at this noise"}

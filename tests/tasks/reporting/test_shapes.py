@@ -18,6 +18,7 @@ from data.card import DataCard
 from data.preparation import reader_in
 from data.readers import encoding as rows
 from tasks.config.overrides import recipe
+from tasks.reporting.column_summaries import summaries_of
 from tasks.reporting.figures import LIGHT, png, shape_figure
 from tasks.reporting.shapes import Shape, explanation_of, optimizer_in, parameter_noise
 from tests.support.cards import category, csv_of, label, number
@@ -99,6 +100,14 @@ def test_differences_of_a_shape_are_those_of_the_models_predictions(
     page = (artifacts / "report.html").read_text()
     assert "What the model says of each column" in page and "&lt;new&gt;" in page and "<new>" not in page
     assert page.count("what it adds to the") == 2
+    summaries = summaries_of(artifacts / "model.safetensors", trace)
+    has_histograms = bool(of_histograms) or "histograms" in str(advised.features)
+    assert [row.name for row in summaries] == (["size", "kind"] if has_histograms else [])
+    assert ("What was released of each column" in page) == has_histograms
+    if of_histograms:
+        low, high = (float(end) for end in summaries[0].interval.split(" to "))
+        assert low <= float(summaries[0].middle) <= high
+        assert low <= pd.read_csv(workspace.root / "sizes.csv")["size"].median() <= high < 100
 
 
 def test_noise_moves_a_parameter_as_far_as_the_page_says() -> None:
