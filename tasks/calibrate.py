@@ -123,7 +123,7 @@ def _plan_of(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) ->
     except RefusedError as refusal:
         if refusal.code not in _SHARES_OF_OTHERS:
             raise
-        without = dict.fromkeys(_SHARES_OF_OTHERS[refusal.code])
+        without = {name: None for name in _SHARES_OF_OTHERS[refusal.code] if hasattr(algorithm, name)}
         return replace(algorithm, **without).plan(target, facts)  # type: ignore[type-var]
 
 

@@ -35,7 +35,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.shrinkage import Shrinkage, ShrunkState, plan_errors, plan_shrinkage
 from algorithms.errors import RefusedError
-from algorithms.gradients import L2, Normalised, PerLayer
+from algorithms.gradients import L2, Clipping, Normalised, PerLayer
 from algorithms.lazy_imports import lazy_module
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
@@ -109,9 +109,6 @@ class DPSGD(SampledMethod):
         sampled, clipping = self.batches(facts), self._clipping(facts.layers)
         if self.sampling == "random_allocation":
             sampled = allocate_batches(sampled, facts, self.steps)
-        planned = partial(
-            plan_gradient_steps, sampled, clipping, steps=self.steps, target=target, facts=facts
-        )
         if self.error_share is not None and (
             self.shrink_share is None or self.clipping != "l2" or self.sampling != "poisson"
         ):
@@ -120,32 +117,17 @@ class DPSGD(SampledMethod):
                 " poisson; set them, or leave it out.",
                 code="errors_need_settings",
             )
-        if self.shrink_share is None:
-            return planned()
-        shrinkage = plan_shrinkage(self.shrink_share, target, facts)
-        if self.error_share is not None:
-            errors = plan_errors(self.error_share, target, facts, self.steps)
-            shrinkage = replace(shrinkage, errors=errors)
-        return planned(
-            method_params=shrinkage,
-            before=shrinkage.before,
-            between=shrinkage.between,
-            after=shrinkage.after,
-        )
+        shrinkage = None
+        if self.shrink_share is not None:
+            shrinkage = plan_shrinkage(self.shrink_share, target, facts)
+            if self.error_share is not None:
+                errors = plan_errors(self.error_share, target, facts, self.steps)
+                shrinkage = replace(shrinkage, errors=errors)
+        return _plan_with(shrinkage, sampled, clipping, steps=self.steps, target=target, facts=facts)
 
     def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
         """The state at the model's start."""
-        state = super().init(parameters, plan)
-        if not plan.method_params:  # no shrinkage is planned
-            return state
-        errors, unknown = plan.params(Shrinkage).errors, torch.tensor(math.nan)
-        return ShrunkState(
-            **vars(state),
-            start=torch.zeros_like(parameters),
-            clip_shares=torch.ones(0 if errors is None else len(errors.after), dtype=torch.float64),
-            gain=unknown,
-            kept=unknown.clone(),
-        )
+        return _state_with_shrinkage(super().init(parameters, plan), plan)
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh sample, one update; with a shrinkage, what it releases first or last, too."""
@@ -189,6 +171,41 @@ class DPSGD(SampledMethod):
                 return PerLayer((self.clip_norm / math.sqrt(layers),) * layers)
             case "normalised":
                 return Normalised(self.clip_norm, self.stability)
+
+
+def _plan_with(
+    shrinkage: Shrinkage | None,
+    sampled: Batches,
+    clipping: Clipping,
+    *,
+    steps: int,
+    target: Target,
+    facts: PlanningFacts,
+) -> Plan:
+    """The plan of noisy gradient steps beside the releases of a shrinkage, if there is one."""
+    planned = partial(plan_gradient_steps, sampled, clipping, steps=steps, target=target, facts=facts)
+    if shrinkage is None:
+        return planned()
+    return planned(
+        method_params=shrinkage,
+        before=shrinkage.before,
+        between=shrinkage.between,
+        after=shrinkage.after,
+    )
+
+
+def _state_with_shrinkage(state: DPSGDState, plan: Plan) -> DPSGDState:
+    """The first state, with what a shrinkage keeps beside it if one is planned."""
+    if not plan.method_params:
+        return state
+    errors, unknown = plan.params(Shrinkage).errors, torch.tensor(math.nan)
+    return ShrunkState(
+        **vars(state),
+        start=torch.zeros_like(state.parameters),
+        clip_shares=torch.ones(0 if errors is None else len(errors.after), dtype=torch.float64),
+        gain=unknown,
+        kept=unknown.clone(),
+    )
 
 
 @dataclass(frozen=True)
@@ -442,7 +459,9 @@ class NormBoundSGD(SampledMethod):
 
     Differences from the paper: Gaussian instead of gamma-distributed noise, Poisson samples, PLD accounting.
 
-    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
+    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not. shrink_share:
+    as of `DPSGD`, of the squared mu, for each of two more releases by which a classifier is shrunk towards the
+    frequencies of its classes or labels; null for none.
 
     Example:
         >>> from algorithms import NormBoundSGD
@@ -451,15 +470,29 @@ class NormBoundSGD(SampledMethod):
     """
 
     by_coordinate: ClassVar[bool] = True
+    shrink_share: Annotated[Share | None, Field(exclude_if=lambda share: share is None)] = None
+
+    def __post_init__(self) -> None:
+        if self.shrink_share is not None:  # losses are those of whole vectors of parameters
+            object.__setattr__(self, "by_coordinate", False)
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""
         sampled, clipping = self.batches(facts), _gradient_bound(facts)
-        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
+        share = self.shrink_share
+        shrinkage = None if share is None else plan_shrinkage(share, target, facts)
+        return _plan_with(shrinkage, sampled, clipping, steps=self.steps, target=target, facts=facts)
+
+    def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
+        """The state at the model's start."""
+        return _state_with_shrinkage(super().init(parameters, plan), plan)
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
-        """One noisy gradient over a fresh Poisson sample, one update."""
-        clipping, divisor = _gradient_bound(plan.facts), divisor_of(state, plan, barrier)
+        """One noisy gradient over a fresh sample, one update; with a shrinkage, what it releases first or last, too."""
+        count, divisor = int(state.optimizer_state.count), divisor_of(state, plan, barrier)
+        clipping = _gradient_bound(plan.facts)
+        if isinstance(state, ShrunkState) and count == 0:
+            state = state.with_start(plan, barrier)
         gradient = barrier.gradient(
             state.parameters,
             sampling=Poisson(plan.sampling_rate),
@@ -469,7 +502,12 @@ class NormBoundSGD(SampledMethod):
         )
         factor = noise_limit_factor(self.update, plan, clipping, divisor)
         moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
-        return state.after(moved, divisor)
+        after = state.after(moved, divisor)
+        if isinstance(after, ShrunkState) and count + 1 == plan.steps:
+            moves = moves_of(self.update, plan, [clipping] * plan.steps, divisor)
+            records = divisor / plan.sampling_rate
+            return after.shrunk(self.released(after), plan, barrier, records, moves)
+        return after
 
 
 def _gradient_bound(facts: PlanningFacts) -> L2:

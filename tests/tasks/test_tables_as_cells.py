@@ -321,6 +321,17 @@ def test_a_share_for_shrinking_stays_unspent_where_another_model_is_chosen(
     assert "is not spent" in rows["shrinkage"] and "is not spent" in rows["clip norm"]
 
 
+def test_a_share_for_shrinking_stays_unspent_by_norm_bounds_where_rows_share_no_cell(root: Path) -> None:
+    shares = []
+    for constant_share in (0.0, 0.1):
+        declared(root, "two", constant_share=constant_share)
+        asked = document(root, "two", "norm_bound_sgd")
+        asked["algorithm"]["shrink_share"] = 0.05
+        settings = params.parse(asked, reads=calibrate.READS)
+        shares.append(calibrate.plan_for(settings, Workspace(root, root / "home").info).method_params)
+    assert not shares[0] and shares[1]
+
+
 @pytest.mark.parametrize(("name", "follows"), [("price", True), ("two", False)])
 def test_the_clip_norm_follows_errors_where_a_number_is_predicted(
     root: Path, name: str, follows: bool

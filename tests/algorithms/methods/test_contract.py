@@ -40,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dp_sgd by layer": {"name": "dp_sgd", "clipping": "per_layer"},
     "dp_sgd with automatic clipping": {"name": "dp_sgd", "clipping": "normalised", "stability": 0.01},
     "dp_sgd shrunk towards the frequencies": {"name": "dp_sgd", "shrink_share": 0.05},
+    "norm_bound_sgd shrunk towards the frequencies": {"name": "norm_bound_sgd", "shrink_share": 0.05},
     "adaclip as printed": {"name": "adaclip", "paper_update": True, "scale": "paper", "h2": 1.0},
     "matrix_factorisation in fixed order": {
         "name": "matrix_factorisation",

@@ -531,6 +531,12 @@ def test_methods_that_bound_norms_clip_nothing_of_cells_and_let_in_less_noise_wh
     assert steps.keys() == {*steps.keys() & {"expected_batch_size", "sampling_rate"}, "steps", "update"}
 
 
+def test_norm_bounds_are_shrunk_as_dp_sgd_is_where_rows_share_a_cell() -> None:
+    known = card_of_prices({"train": 480, "test": 100}, None, constant_share=0.1)
+    bounded, clipped = (recipe(known, name, 1.0).settings for name in ("norm_bound_sgd", "dp_sgd"))
+    assert bounded["shrink_share"] == 0.05 and bounded["update"] == clipped["update"]
+
+
 @pytest.mark.parametrize(
     ("records", "epsilon", "momentum"),
     [
