@@ -24,12 +24,10 @@ from algorithms.models.feature_transforms import Shape
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, histograms_release
 from algorithms.target_scale import (
-    centre_and_scale,
     check_loss,
-    count_with_histogram,
     histogram_edges,
     mean_releases,
-    released_mean,
+    scaling_from,
     target_cell,
 )
 
@@ -142,7 +140,8 @@ class TableHistograms:
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """counts, table; centre, scale: [] (0 and 1 unless a number is predicted)."""
         module = self.module(shape)
-        edges = histogram_edges()
+        noise_std = self.settings.noise * self.sensitivity
+        edges = histogram_edges(records / noise_std)
         sizes = [*module.part_sizes, *([len(edges) - 1] if self.is_of_number else [])]
 
         def cells(record: Tensor, label: Tensor) -> Tensor:
@@ -152,18 +151,12 @@ class TableHistograms:
         released = barrier.histograms(cells, sizes, noise=Gaussian(self.settings.noise))
         total = sum(module.part_sizes)
         counts, of_target = torch.split(released.cpu(), [total, len(released) - total])
-        noise_std = self.settings.noise * self.sensitivity
-        centre, scale, mean_noise = 0.0, 1.0, self.mean_noise
+        scaling = {"centre": torch.tensor(0.0), "scale": torch.tensor(1.0)}
         if self.is_of_number:
-            centre, scale = centre_and_scale(of_target, noise_std, is_exact_later=mean_noise is not None)
-        if mean_noise is not None:
-            number = count_with_histogram(records, of_target, noise_std)
-            centre = released_mean(barrier, centre, scale, mean_noise, number)
-        return {
-            **module.cpu().buffers_from(counts, noise_std),
-            "centre": torch.tensor(centre),
-            "scale": torch.tensor(scale),
-        }
+            scaling = scaling_from(
+                of_target, edges, noise_std, records, barrier=barrier, mean_noise=self.mean_noise
+            )
+        return {**module.cpu().buffers_from(counts, noise_std), **scaling}
 
     def module(self, shape: Shape) -> HistogramCells:
         """The map before learning, in which no row passes a test."""

@@ -88,6 +88,20 @@ def shrink_share(records: float, epsilon: float, *, of_features: bool = False) -
     return float(f"{max(_MIN_SHARE, share):.2g}")
 
 
+def target_share(records: float, epsilon: float) -> float:
+    """The share of the squared mu for the histogram of a number to predict, by which its centre and scale follow.
+
+    Of few records it is twice the usual one: their counts hardly stand out from the noise, and a model that is shrunk
+    says little more than the centre.
+
+    Example:
+        >>> [target_share(records, epsilon=1.0) for records in (480, 1500, 5000)]
+        [0.1, 0.068, 0.05]
+    """
+    few = 2.0 * _FEW_RECORDS * noise_for_share(1.0, epsilon) / records
+    return float(f"{SHARE_OF_FEATURES * min(2.0, max(1.0, few)):.2g}")
+
+
 def error_share(records: float, epsilon: float) -> float | None:
     """The share of the squared mu for each release by which the clip norm of a number follows its errors.
 

@@ -18,36 +18,48 @@ from algorithms.models.scaled_target import TargetScaling, can_be_scaled
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, histograms_release, total_release
 
-_STEPS, _SPAN = 12, 1000.0
-"""Steps of each grid, and how many times as wide as the first the last of the logarithmic ones is, or nearly."""
-_ABOVE_NOISE = 4.5
-"""A cell of so many standard deviations of the noise belongs to the number wherever it lies; 1 of 300,000 does so by
-noise alone."""
-_NEAR_DEVIATIONS = 2.5
-"""Others belong to it that are at most so many standard deviations of the number away from its mean."""
-_NEAR_AT_LEAST = 0.3
-"""Or at most so far away, where the mean is released, too. Of numbers that are mostly zero, the others lie in the noise
-by cells, and many cells apart; what noise adds here to the centre the mean corrects."""
-_PASSES = 22
-"""In which cells may join that are beside those that belong to it."""
+_STEPS, _DOUBLED_FROM, _MAX_STEPS = 12, 60.0, 192
+"""Steps of the linear grid: 12, and twice as many each time that the records are twice as many, from so many standard
+deviations of a count on."""
+_LOGARITHMIC_STEPS, _SPAN = 12, 1000.0
+"""Steps of the logarithmic grid, and how many times as wide as the first the last is, or nearly."""
+_DECADES, _CELLS_OF_DECADE = 6, 3
+"""Of the grids around both ends and the middle, which is 0 where the range goes as far below it as above: they tell
+numbers of a range that is 100,000 times too wide apart."""
+_ABOVE_NOISE, _MOST_TOGETHER = 5.0, 12
+"""Neighbouring cells, at most so many, belong to the number wherever they lie if their sum is so many standard
+deviations of its noise; 1 of 4,000 histograms has some by noise alone."""
+_NEAR_DEVIATIONS = 3.0
+"""Others belong to it that are at most so many standard deviations of these away from their mean, and their width."""
+_OF_A_TAIL = 1.0
+"""And others that are beside those, one after the other, as long as each is above so many deviations of the noise."""
+_POINT = 2.1e-6
+"""Where only the narrowest cells belong to it, those at the ends and the middle, most numbers are the same. Then the
+others lie in the noise by cells, and many cells apart."""
+_NEAR_A_POINT, _PASSES = 0.3, 22
+"""They are looked for within this distance, if the mean is released, too; what noise adds to the centre it corrects.
+Cells join in so many passes that are beside those that belong to it."""
 _DEVIATIONS = 1.5
 """The scale in standard deviations. Clipping errors at one would draw a skewed number's mean towards its median."""
-_CLAMP_SCALES, _WIDER_FROM = 1.5, 30.0
+_OF_FARTHEST = 0.35
+"""Or of how far the farthest cell of the number is from the mean, if that is more, as of a number with a long tail."""
+_CLAMP_SCALES, _WIDER_FROM = 1.5, 15.0
 """Numbers are clamped to so many scales around the centre where their mean is released, and to more by the root of how
 many times this the records are, in standard deviations of the sum's noise: of a skewed number that leaves out less."""
 _ABOVE_LOWEST = 0.5
 """How far a mean is at least above the low end of the range, in standard deviations of its noise: no rate is 0."""
-_MIN_SCALE = 0.02
-"""A hundredth of the range, which is 2: shorter errors are not worth telling apart."""
+_MIN_SCALE = 2e-6
+"""The width of the narrowest cells."""
 
 
 @dataclass(frozen=True)
 class TargetScale(Strict):
     """Centre and scale of a number to predict, by a Gaussian release of its histogram.
 
-    The cells of the histogram are those of a linear and of a logarithmic grid together: finer at the low end of the
-    declared range, where numbers with a heavy tail are, and nowhere wide. Mean and standard deviation are those of the
-    nearest histogram without negative counts, by its cells that stand out from the noise and those near them.
+    The cells of the histogram are nowhere wide, finer at the low end of the declared range, where numbers with a heavy
+    tail are, and finest at both ends and in the middle, where numbers are whose range is far too wide. Mean and
+    standard deviation are those of the nearest histogram without negative counts, by its cells that stand out from the
+    noise and those near them.
 
     noise: multiplier of the release. mean_noise: of a second release, of the mean of the numbers near that centre,
     which replaces it; null for none. It is far more exact with few records, so that the centre may be predicted itself.
@@ -63,17 +75,13 @@ class TargetScale(Strict):
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """centre, scale: []."""
-        edges = histogram_edges()
+        edges = histogram_edges(records / self.noise)
 
         def cell(_record: Tensor, label: Tensor) -> Tensor:
             return target_cell(label, edges)
 
         counts = barrier.histograms(cell, [len(edges) - 1], noise=Gaussian(self.noise)).cpu()
-        centre, scale = centre_and_scale(counts, self.noise, is_exact_later=self.mean_noise is not None)
-        if self.mean_noise is not None:
-            number = count_with_histogram(records, counts, self.noise)
-            centre = released_mean(barrier, centre, scale, self.mean_noise, number)
-        return {"centre": torch.tensor(centre), "scale": torch.tensor(scale)}
+        return scaling_from(counts, edges, self.noise, records, barrier=barrier, mean_noise=self.mean_noise)
 
     def module(self, shape: Shape) -> TargetScaling:
         """The scale before learning: the whole declared range."""
@@ -103,6 +111,17 @@ def check_loss(model: Model) -> None:
 def mean_releases(noise: float | None) -> list[Release]:
     """The release of `released_mean`; none without a noise multiplier."""
     return [] if noise is None else [total_release(L2(1.0), Gaussian(noise))]
+
+
+def scaling_from(
+    counts: Tensor, edges: Tensor, noise: float, records: float, *, barrier: Barrier, mean_noise: float | None
+) -> dict[str, Tensor]:
+    """centre, scale: [], from the noisy counts of the cells; with `mean_noise` the mean is released besides."""
+    number = count_with_histogram(records, counts, noise)
+    centre, scale = centre_and_scale(counts, edges, noise, number, is_exact_later=mean_noise is not None)
+    if mean_noise is not None:
+        centre = released_mean(barrier, centre, scale, mean_noise, number)
+    return {"centre": torch.tensor(centre), "scale": torch.tensor(scale)}
 
 
 def released_mean(barrier: Barrier, centre: float, scale: float, noise: float, records: float) -> float:
@@ -154,12 +173,29 @@ def count_with_histogram(records: float, counts: Tensor, noise: float) -> float:
     return NoisyCount(records + moved, records.noise * of_sum / both)
 
 
-def histogram_edges() -> Tensor:
-    """The edges of the cells, [24], float64, from -1 to 1: of a linear and a logarithmic grid."""
-    steps = torch.arange(_STEPS + 1, dtype=torch.float64) / _STEPS
-    logarithmic = torch.expm1(steps * math.log1p(_SPAN)) / _SPAN
-    inner = torch.cat([steps[1:-1], logarithmic[1:-1]]).sort().values
-    return 2.0 * torch.cat([steps[:1], inner, steps[-1:]]) - 1.0
+def histogram_edges(deviations: float) -> Tensor:
+    """The edges of the cells, float64, from -1 to 1; more, the less noise there is in counts.
+
+    Of a linear and a logarithmic grid over the range, and within a step of the linear one from both ends and from the
+    middle, of logarithmic ones.
+
+    deviations: the number of records in standard deviations of a count.
+
+    Example:
+        >>> [len(histogram_edges(deviations)) for deviations in (24, 500)]
+        [77, 152]
+    """
+    doubled = max(0, math.floor(math.log2(max(1.0, deviations / _DOUBLED_FROM))))
+    count = min(_MAX_STEPS, _STEPS * 2**doubled)
+    steps = torch.arange(1, count, dtype=torch.float64) / count
+    shares = torch.arange(1, _LOGARITHMIC_STEPS, dtype=torch.float64) / _LOGARITHMIC_STEPS
+    logarithmic = torch.expm1(shares * math.log1p(_SPAN)) / _SPAN
+    first = float(steps[0])
+    decades = torch.arange(_DECADES * _CELLS_OF_DECADE, 0, -1, dtype=torch.float64) / _CELLS_OF_DECADE
+    near = 10.0**-decades
+    near = near[near < 0.8 * first]
+    grids = [steps, logarithmic[logarithmic > first], near, 1.0 - near, 0.5 + near, 0.5 - near]
+    return 2.0 * torch.cat([steps.new_tensor([0.0, 1.0]), *grids]).sort().values - 1.0
 
 
 def target_cell(label: Tensor, edges: Tensor) -> Tensor:
@@ -167,42 +203,101 @@ def target_cell(label: Tensor, edges: Tensor) -> Tensor:
     return (label >= edges[1:-1].to(label)).sum(dim=0, keepdim=True)
 
 
-def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = False) -> tuple[float, float]:
-    """Mean, and standard deviations that make the scale, by noisy counts of the cells, [23].
+def centre_and_scale(
+    counts: Tensor, edges: Tensor, noise: float, records: float, *, is_exact_later: bool = False
+) -> tuple[float, float]:
+    """Mean, and standard deviations that make the scale, by noisy counts of the cells.
 
-    noise: the standard deviation of each count. is_exact_later: whether the mean is released, too.
+    edges: of the cells, one more than counts. noise: the standard deviation of each count. records: their number, as
+    far as it is known. is_exact_later: whether the mean is released, too.
 
     Example:
-        >>> counts = torch.zeros(23)
-        >>> counts[0] = 1000.0
-        >>> centre, scale = centre_and_scale(counts, noise=1.0)
-        >>> round(centre, 3), scale
-        (-0.999, 0.02)
+        >>> edges = torch.linspace(-1, 1, 21, dtype=torch.float64)
+        >>> counts = torch.zeros(20)
+        >>> counts[10:12] = 1000.0
+        >>> centre, scale = centre_and_scale(counts, edges, noise=1.0, records=2000)
+        >>> round(centre, 3), round(scale, 3)
+        (0.1, 0.087)
     """
-    edges = histogram_edges()
     middles, widths = (edges[1:] + edges[:-1]) / 2, edges.diff()
-    nearest, is_above_noise = _without_negatives(counts.double()), counts >= _ABOVE_NOISE * noise
-    belongs = is_above_noise if is_above_noise.any() else nearest == nearest.max()
-    minimum = _NEAR_AT_LEAST if is_exact_later else 0.0
-    for _ in range(_PASSES):
-        shares = torch.where(belongs, nearest, 0.0) / nearest[belongs].sum()
-        centre = shares @ middles
+    nearest, is_above_noise = (
+        _without_negatives(counts.double(), records),
+        _above_noise(counts.double(), noise),
+    )
+
+    def moments(belongs: Tensor) -> tuple[Tensor, Tensor]:
+        weights = torch.where(belongs, nearest, 0.0)
+        # Of very few records, none may be left in the cells that stand out together.
+        weights = weights if weights.any() else belongs.double()
+        shares = weights / weights.sum()
+        mean = shares @ middles
         # A number is spread evenly over its cell, which adds width^2 / 12 to the variance of the middles.
-        deviation = (shares @ ((middles - centre).square() + widths.square() / 12.0)).sqrt()
+        return mean, (shares @ ((middles - mean).square() + widths.square() / 12.0)).sqrt()
+
+    # Numbers of which most are the same have others around these, wherever those lie.
+    spread = is_above_noise & (widths > _POINT)
+    centre, deviation = moments(spread if spread.any() else is_above_noise)
+    minimum = _NEAR_A_POINT if is_exact_later and not spread.any() else 0.0
+    for _ in range(1 if spread.any() else _PASSES):
         reach = (_NEAR_DEVIATIONS * deviation).clamp(min=minimum) + widths
-        belongs = is_above_noise | (nearest > 0.0) & ((middles - centre).abs() <= reach)
-    return float(centre), max(_MIN_SCALE, _DEVIATIONS * float(deviation))
+        near = (nearest > 0.0) & ((middles - centre).abs() <= reach)
+        belongs = _with_tails(is_above_noise | near, counts > _OF_A_TAIL * noise)
+        centre, deviation = moments(belongs)
+    farthest = (middles - centre).abs()[belongs].max()
+    return float(centre), max(_MIN_SCALE, _DEVIATIONS * float(deviation), _OF_FARTHEST * float(farthest))
 
 
-def _without_negatives(counts: Tensor) -> Tensor:
-    """The histogram without negative counts, and with the same sum, that is nearest to a noisy one; at least 1 in all.
+def _above_noise(counts: Tensor, noise: float) -> Tensor:
+    """The neighbours whose sum stands out most from its noise, and all others that do; bool [cells].
+
+    noise: the standard deviation of each count.
 
     Example:
-        >>> _without_negatives(torch.tensor([10.0, 3.0, -3.0]))
+        >>> _above_noise(torch.tensor([0.0, 4.0, 4.0, 4.0, -1.0, 0.0, 9.0]), noise=1.0)
+        tensor([False,  True,  True,  True, False, False,  True])
+    """
+    sums = [0.0, *counts.cumsum(0).tolist()]
+    scores = [
+        ((sums[stop] - sums[start]) / math.sqrt(stop - start), start, stop)
+        for start in range(len(counts))
+        for stop in range(start + 1, min(start + _MOST_TOGETHER, len(counts)) + 1)
+    ]
+    above = torch.zeros(len(counts), dtype=torch.bool)
+    for score, start, stop in sorted(scores, reverse=True):
+        if above.any() and score < _ABOVE_NOISE * noise:
+            break
+        if not above[start:stop].any():
+            above[start:stop] = True
+    return above
+
+
+def _with_tails(belongs: Tensor, stand_out: Tensor) -> Tensor:
+    """The cells with those beside them that stand out, one after the other; bool [cells].
+
+    Example:
+        >>> belongs = torch.tensor([False, False, True, False, False, False])
+        >>> _with_tails(belongs, torch.tensor([True, False, True, True, True, False]))
+        tensor([False, False,  True,  True,  True, False])
+    """
+    while True:
+        beside = torch.zeros_like(belongs)
+        beside[1:] |= belongs[:-1]
+        beside[:-1] |= belongs[1:]
+        grown = belongs | beside & stand_out
+        if torch.equal(grown, belongs):
+            return belongs
+        belongs = grown
+
+
+def _without_negatives(counts: Tensor, total: float) -> Tensor:
+    """The histogram without negative counts, and with this sum, or 1 at least, that is nearest to a noisy one.
+
+    Example:
+        >>> _without_negatives(torch.tensor([10.0, 3.0, -3.0]), 10.0)
         tensor([8.5000, 1.5000, 0.0000])
     """
     # The projection onto a simplex (Duchi et al. 2008): all lose the same excess, and what falls below 0 becomes 0. The
     # excess is that of the longest head of the ranked counts whose last one stays positive.
     ranked = counts.sort(descending=True).values
-    excess = (ranked.cumsum(0) - counts.sum().clamp(min=1.0)) / torch.arange(1, len(counts) + 1)
+    excess = (ranked.cumsum(0) - max(1.0, total)) / torch.arange(1, len(counts) + 1)
     return (counts - excess[ranked > excess][-1]).clamp(min=0.0)

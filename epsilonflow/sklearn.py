@@ -33,9 +33,8 @@ from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import MARGINS, squared_error
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
-from algorithms.noise_limits import OutputKind
+from algorithms.noise_limits import OutputKind, target_share
 from algorithms.privacy.accounting import Budget, rounded_up
-from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from algorithms.privacy.card import load_beside
 from algorithms.privacy.card.text import statement
 from data.cells import CellSettings, usual_cells
@@ -119,7 +118,6 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
     _kind: ClassVar[OutputKind]
-    _target_scale: ClassVar[float | None] = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -190,7 +188,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                     cap=self.cap,
                     ledger=self.ledger,
                     device=self.device,
-                    target_scale=self._target_scale,
+                    target_scale=target_share(len(records), self.epsilon) if self._kind == "number" else None,
                 )
         except BaseException as error:
             if isinstance(charged := getattr(error, "charged", None), Budget):
@@ -392,7 +390,6 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     """
 
     _kind = "number"
-    _target_scale = SHARE_OF_FEATURES
 
     def __init__(  # noqa: PLR0913
         self,

@@ -240,6 +240,10 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
     if of_mean is not None:
         mean = {"mean_noise": float(f"{gaussian.noise_for_share(of_mean, epsilon):.3g}")}
     if not has_enough:
+        from algorithms.noise_limits import target_share
+
+        share = target_share(_records_by_noise(card, bound=_BOUND_OF_RECORDS), epsilon)
+        noise = float(f"{gaussian.noise_for_share(share, epsilon):.3g}")
         return {"name": "target_scale", "noise": noise, **mean}
     finest = max(encoding.settings.grids)
     trees = _trees_by_histograms(card, epsilon, is_very_fine=finest >= _VERY_FINE_GRID)
@@ -309,7 +313,11 @@ def _reasons_of_features(name: str) -> dict[str, str]:
             "features": f"{share}: the number's scale, and trees that split where records are, which are {enough};"
             " with many records for the budget more and deeper ones, and more splits of columns that say more"
         }
-    return {"features": f"{share}: the centre and the scale of the number"} if name == "target_scale" else {}
+    if name != "target_scale":
+        return {}
+    return {
+        "features": f"{share}, of few records up to twice as much: the centre and the scale of the number"
+    }
 
 
 def _reasons_of_shrinkage(card: DataCard, advised: Recipe) -> dict[str, str]:

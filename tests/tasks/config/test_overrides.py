@@ -398,25 +398,28 @@ def card_of_prices(
 
 
 @pytest.mark.parametrize(
-    ("records", "target", "features"),
+    ("records", "target", "features", "noise"),
     [
-        ({"train": 2000, "test": 100}, {}, "histograms"),
-        ({"train": 1000, "test": 100}, {}, "target_scale"),  # 40 times the noise of a count is 1,340
-        ({"at_most": 10_000}, {}, "target_scale"),  # there may be a tenth of them
-        ({"at_most": 20_000}, {}, "histograms"),
-        ({"train": 2000, "test": 100}, {"counts": True}, "target_scale"),
-        ({"train": 2000, "test": 100}, None, "none"),
+        ({"train": 2000, "test": 100}, {}, "histograms", 16.7),
+        ({"train": 1000, "test": 100}, {}, "target_scale", 11.8),  # 40 times the noise of a count is 1,340
+        ({"at_most": 10_000}, {}, "target_scale", 16.7),  # there may be a tenth of them
+        ({"at_most": 20_000}, {}, "histograms", 16.7),
+        ({"train": 2000, "test": 100}, {"counts": True}, "target_scale", 16.5),
+        ({"train": 2000, "test": 100}, None, "none", 0.0),
     ],
 )
 def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
-    records: dict[str, int], target: dict[str, bool] | None, features: str
+    records: dict[str, int], target: dict[str, bool] | None, features: str, noise: float
 ) -> None:
-    """At epsilon 1, 5 % of the squared mu is noise of 16.7 for each unit of sensitivity, here 2: four histograms."""
+    """At epsilon 1, 5 % of the squared mu is noise of 16.7 for each unit of sensitivity, here 2: four histograms.
+
+    A number without them takes up to 10 %, if its records are few.
+    """
     known = card_of_prices(records, target)
     advised = recipe(known, "dp_sgd", 1.0)
     assert advised.features["name"] == features
     if features != "none":
-        assert advised.features["noise"] == pytest.approx(16.7, abs=0.05)
+        assert advised.features["noise"] == pytest.approx(noise, abs=0.05)
         assert "5%" in explain_recipe(known, advised)["features"]
 
 
