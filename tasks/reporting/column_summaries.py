@@ -7,7 +7,6 @@ hold the value that the exact counts would give, in 95 % of all cases, by the kn
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from safetensors import safe_open
 from algorithms.histogram_columns import columns_in, histogram_sizes
 from algorithms.model_facts import facts_of
 from data.cells import Grids
-from data.formats import Column, Numeric, Table, Timestamp
+from data.formats import Column, Table
 from data.preparation import reader_in
-from tasks.reporting.shapes import name_of_part, values_of
+from tasks.reporting.shapes import in_units, name_of_part, values_of
 
 _DEVIATIONS = 1.96
 _UNKNOWN = "not known at this noise"
@@ -148,16 +147,8 @@ def _median(
     found = median_of(counts, edges, noise)
     if found is None:
         return _UNKNOWN, ""
-    middle, low, high = (_in_units(column, part, share) for share in found)
+    middle, low, high = (in_units(column, part, share) for share in found)
     return middle, f"{low} to {high}"
-
-
-def _in_units(column: Column, part: Grids, share: float) -> str:
-    """A share of the bounds of a number, or of the days between two."""
-    if isinstance(column, Timestamp):
-        return str(column.days[0] + timedelta(days=round(share * part.span)))
-    low, high = column.bounds if isinstance(column, Numeric) else (0.0, part.span)
-    return f"{low + share * (high - low):.4g}"
 
 
 def _most_frequent(names: Sequence[str], histogram: NDArray[np.float64], noise: float) -> tuple[str, str]:

@@ -35,6 +35,8 @@ _OUT_OF_SIGHT = 20.0
 """A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
 _MAX_OUTPUTS = 3
 """Of a model with more outputs, the shape of a column is drawn for those that it changes most."""
+_MAX_CATEGORIES = 30
+"""Of a column with more categories, those are drawn that are farthest from the mean of all."""
 _MAX_LABELLED = 12
 """With more classes than this, the cells of the confusion matrix have no numbers."""
 
@@ -280,9 +282,13 @@ def shape_figure(shape: Shape, outputs: Sequence[str], *, unit: str, theme: Them
     order = np.argsort(-np.ptp(shape.effects, axis=0))[:_MAX_OUTPUTS]
     colours, reach = (theme.accent, theme.second, theme.muted), 1.96 * (shape.deviation or 0.0)
     figure, axes = empty(theme, height=2.4)
-    positions = np.arange(len(shape.values)) if shape.numbers is None else shape.numbers
+    shown, note = np.arange(len(shape.values)), ""
+    if shape.numbers is None and len(shown) > _MAX_CATEGORIES:
+        shown = np.sort(np.argsort(-np.abs(shape.effects).max(axis=1), kind="stable")[:_MAX_CATEGORIES])
+        note = f", the {_MAX_CATEGORIES} of {len(shape.values)} values that are farthest from 0"
+    positions = np.arange(len(shown)) if shape.numbers is None else shape.numbers
     for output, colour in zip(order, colours, strict=False):
-        effect = shape.effects[:, output]
+        effect = shape.effects[shown, output]
         name = for_figure(outputs[output], _LONGEST_NAME)
         if shape.numbers is None:
             axes.errorbar(positions, effect, yerr=reach, fmt="o", color=colour, markersize=4, label=name)
@@ -290,9 +296,9 @@ def shape_figure(shape: Shape, outputs: Sequence[str], *, unit: str, theme: Them
             axes.plot(positions, effect, color=colour, drawstyle="steps-mid", label=name)
             axes.fill_between(positions, effect - reach, effect + reach, color=colour, alpha=0.2, linewidth=0)
     if shape.numbers is None:
-        _name(axes, list(shape.values))
+        _name(axes, [shape.values[index] for index in shown])
     axes.axhline(0.0, color=theme.muted, linewidth=0.6)
-    axes.set(xlabel=for_figure(shape.name), ylabel=for_figure(unit, 2 * _LONGEST_NAME))
+    axes.set(xlabel=for_figure(shape.name) + note, ylabel=for_figure(unit, 2 * _LONGEST_NAME))
     if len(outputs) > 1:
         legend(axes, theme)
     return figure

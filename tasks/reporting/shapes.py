@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ class Shape:
         """Whether noise alone often makes as large a difference: the usual range of as many normal numbers."""
         if self.deviation is None:
             return False
-        count = min(len(self.values), _POINTS // 2)
+        # Neighbouring points of a number share cells; each category has its own.
+        count = len(self.values) if self.numbers is None else min(len(self.values), _POINTS // 2)
         return self.span <= 2.0 * math.sqrt(2.0 * math.log(max(2, count))) * self.deviation
 
 
@@ -197,7 +199,9 @@ def _shapes(
             shapes.append(
                 Shape(
                     name_of_part(column, index),
-                    tuple(values if isinstance(values[0], str) else (f"{value:.4g}" for value in values)),
+                    tuple(values)
+                    if isinstance(values[0], str)
+                    else tuple(in_units(column, part, share) for share in shares),
                     None if isinstance(values[0], str) else np.array(values, np.float64),
                     effects[:-1],
                     effects[-1],
@@ -211,6 +215,15 @@ def name_of_part(column: Column, index: int) -> str:
     """The name of a column, and of a part where it has several."""
     names = _PARTS.get(type(column))
     return column.name if names is None else f"{column.name}, {names[index]}"
+
+
+def in_units(column: Column, part: CellPart, share: float) -> str:
+    """In words, a share of the bounds of a number, or of the days between two."""
+    span = part.span if isinstance(part, Grids) else 1.0
+    if isinstance(column, Timestamp):
+        return str(column.days[0] + timedelta(days=round(share * span)))
+    low, high = column.bounds if isinstance(column, Numeric) else (0.0, span)
+    return f"{low + share * (high - low):.4g}"
 
 
 def values_of(column: Column, part: CellPart, part_index: int) -> tuple[Sequence[Any], NDArray[np.float64]]:

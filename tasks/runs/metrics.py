@@ -240,9 +240,22 @@ def _private_rows(metrics: PrivateMetrics) -> TextRows:
             )
             for key, estimate in estimates.items()
         ]
-        + ([("baseline", f"the model is {verdict}")] if (verdict := _private_verdict(metrics)) else [])
+        + _private_baseline_row(metrics)
         + ([("recalibration", _recalibration_text(metrics))] if "recalibration" in metrics else [])
     )
+
+
+def _private_baseline_row(metrics: PrivateMetrics) -> TextRows:
+    """How a model compares with the best constant answer, or that noise drowns that; no row where none is released."""
+    verdict = _private_verdict(metrics)
+    if verdict is not None:
+        return [("baseline", f"the model is {verdict}")]
+    kind = "number" if "test_r2" in metrics else "class"
+    if kind == "class" and "test_majority_accuracy" not in metrics:
+        return []
+    return [
+        ("baseline", f"not known, as noise drowns it: whether the model is better than {_CONSTANT[kind]}")
+    ]
 
 
 def _private_verdict(metrics: PrivateMetrics) -> str | None:

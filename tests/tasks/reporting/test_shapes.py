@@ -11,16 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.models.saved import load
 from data.card import DataCard
+from data.formats import Column
 from data.preparation import reader_in
 from data.readers import encoding as rows
 from tasks.config.overrides import recipe
 from tasks.reporting.column_summaries import summaries_of
 from tasks.reporting.figures import LIGHT, png, shape_figure
-from tasks.reporting.shapes import Shape, explanation_of, optimizer_in, parameter_noise
+from tasks.reporting.shapes import Shape, explanation_of, in_units, optimizer_in, parameter_noise
 from tests.support.cards import category, csv_of, label, number
 from tests.support.own_records import CARD, finish
 from tests.support.own_records import declared as declared
@@ -143,13 +145,36 @@ def test_optimizer_of_a_plan_is_read_where_it_is_stated() -> None:
         assert optimizer_in(settings) is None
 
 
+@pytest.mark.parametrize("count", [20, 300])
 @pytest.mark.parametrize("signal", [0.0, 5.0])
-def test_what_noise_alone_often_makes_is_called_so(signal: float) -> None:
+def test_what_noise_alone_often_makes_is_called_so(signal: float, count: int) -> None:
     draw, calls = np.random.default_rng(0), []
     for _ in range(200):
-        effects = draw.normal(size=(20, 1)) + signal * np.linspace(-1, 1, 20)[:, None]
-        calls.append(Shape("x", ("v",) * 20, None, effects, effects[0], 1.0).is_noise)
+        effects = draw.normal(size=(count, 1)) + signal * np.linspace(-1, 1, count)[:, None]
+        calls.append(Shape("x", ("v",) * count, None, effects, effects[0], 1.0).is_noise)
     assert np.mean(calls) > 0.8 if signal == 0.0 else np.mean(calls) == 0.0
+
+
+def test_of_very_many_categories_those_farthest_from_0_are_drawn() -> None:
+    effects = np.zeros((300, 1))
+    effects[[7, 290], 0] = 2.0, -3.0
+    shape = Shape("city", tuple(f"c{index}" for index in range(300)), None, effects, effects[0], 0.1)
+    figure = shape_figure(shape, ("yes",), unit="log-odds", theme=LIGHT)
+    (points,) = (line for line in figure.axes[0].lines if line.get_marker() == "o")
+    drawn = np.asarray(points.get_ydata())
+    assert len(drawn) == 30 and sorted(drawn)[0] == -3.0 and sorted(drawn)[-1] == 2.0
+    assert (
+        figure.axes[0].get_xticklabels()[-1].get_text() == "c290"
+        and "30 of 300" in figure.axes[0].get_xlabel()
+    )
+
+
+def test_days_of_a_shape_are_dates() -> None:
+    columns: list[Column] = TypeAdapter(list[Column]).validate_json(
+        json.dumps([{"name": "when", "kind": "timestamp", "bounds": ["2020-01-01", "2020-12-31"]}])
+    )
+    elapsed = columns[0].parts[-1]
+    assert [in_units(columns[0], elapsed, share) for share in (0.0, 1.0)] == ["2020-01-01", "2020-12-31"]
 
 
 def test_names_that_the_font_lacks_are_drawn_without_a_word_on_the_terminal() -> None:

@@ -88,7 +88,16 @@ def test_private_people_are_judged_by_their_intervals(low: float, high: float, h
     number = {key: metrics[key] for key in ("held_out", "evaluation_epsilon")}
     number["test_r2"] = {"value": middle - 0.7, "low": low - 0.7, "high": high - 0.7}
     assert dict(metric_rows(number))["baseline"] == f"the model is {how} always naming the mean"
-    assert "baseline" not in dict(metric_rows(number | {"test_r2": None}))
+    drowned: list[tuple[dict[str, Any], str]] = [
+        (number | {"test_r2": None}, "always naming the mean"),
+        (metrics | {"test_accuracy": None}, "always naming the most frequent class"),
+        (metrics | {"test_majority_accuracy": None}, "always naming the most frequent class"),
+    ]
+    for of, constant in drowned:
+        row = dict(metric_rows(of))["baseline"]
+        assert row == f"not known, as noise drowns it: whether the model is better than {constant}"
+    scores = {key: number[key] for key in ("held_out", "evaluation_epsilon")} | {"test_score": None}
+    assert "baseline" not in dict(metric_rows(scores))
 
 
 def test_shares_of_records_and_errors_of_probabilities_are_in_percent() -> None:
