@@ -667,9 +667,10 @@ def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
             pairs = pairs_of(event, tail)
         for losses, pair in zip(sums, pairs, strict=True):
             loss = on_grid(pair, grid, tail)
-            if count > 1:
+            if (loss.size - 1) * count > MAX_POINTS:  # else the sum is short without a bound on its tails
                 first, last = common.compute_self_convolve_bounds(loss._probs, count, 1e-15)
                 require(last - first <= MAX_POINTS, TOO_FINE)
+            if count > 1:
                 loss = loss.self_compose(count)
             losses.append(loss)
     for losses in sums:  # the first two together become the last, so that few sums are long

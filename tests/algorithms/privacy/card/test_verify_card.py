@@ -18,6 +18,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.optimize import brentq
 from scipy.stats import binom
 
@@ -360,6 +361,24 @@ def test_a_release_whose_chances_are_beyond_a_float_has_no_bound() -> None:
 def test_a_claim_that_needs_too_fine_a_grid_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_card, "MAX_POINTS", 2**9)
     assert lower_bounds([(_poisson(0.01, 1.0), 1000)], ADD, stated=2.1)["pld"] is None
+
+
+def test_a_sum_of_too_many_points_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums: list[int] = []
+    compose = DensePLDPmf.self_compose
+
+    def counted(loss: DensePLDPmf, count: int) -> DensePLDPmf:
+        sums.append(count)
+        return compose(loss, count)
+
+    monkeypatch.setattr(DensePLDPmf, "self_compose", counted)
+    bounds = {}
+    for points in (2**17, 2**16):  # a release has some 20,000 points, and the sum 70,000 or more
+        monkeypatch.setattr(verify_card, "MAX_POINTS", points)
+        bounds[points] = lower_bounds([(_poisson(0.01, 1.0), 1000)], ADD, stated=2.1)["pld"]
+    assert bounds[2**17] is not None
+    assert bounds[2**16] is None
+    assert sums == [1000, 1000]  # both directions of the first
 
 
 @pytest.mark.usefixtures("bounds_once")
