@@ -1,8 +1,9 @@
 """The theorems for events that consist of others: compositions, choices, disjoint people, searches."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from itertools import product
+from itertools import combinations_with_replacement
 from typing import Any
 
 import attrs
@@ -89,7 +90,7 @@ class _Composed(_Compound):
         match event.events:
             case [ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]:
                 return TraceFields({"objectivenoise": z})
-            case [PureDpEvent(epsilon=epsilon), PureDpEvent()]:
+            case [PureDpEvent(epsilon=epsilon), PureDpEvent()] if epsilon > 0:
                 return TraceFields({"pureobjectivenoise": 1 / epsilon})
         return TraceFields({})
 
@@ -101,6 +102,11 @@ class _Composed(_Compound):
 class _Either(_Composed):
     def combine(self, event: Any, values: list[Any]) -> Any:
         return np.max(values, axis=0)
+
+    def trace_fields(self, event: Any) -> TraceFields:
+        return EventRule.trace_fields(
+            self, event
+        )  # no release is one of several: a trace has the trial's own
 
     def is_possible(self, event: Any) -> bool:
         return bool(event.events)
@@ -132,21 +138,26 @@ class _DisjointParts(_Either):
         return EventRule.under_replace_one(self, event)
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
-        """The worst way in which `count` records can be in several parts; these are then paid for together."""
-        numbers = product(range(count + 1), repeat=len(event.events))
-        return DisjointPartsDpEvent(
-            [
-                dp.ComposedDpEvent(
-                    [
-                        rule_of(part).group_privacy(part, number) if number > 1 else part
-                        for part, number in zip(event.events, in_parts, strict=True)
-                        if number
-                    ]
-                )
-                for in_parts in numbers
-                if sum(in_parts) == count
-            ]
-        )
+        """The worst way in which `count` records can be in several parts; these are then paid for together.
+
+        Raises RefusedError where there are more than `_MAX_WAYS` ways.
+        """
+        if math.comb(count + len(event.events) - 1, count) > _MAX_WAYS:
+            return EventRule.group_privacy(self, event, count)  # which refuses
+        of_number = [
+            [part, *(rule_of(part).group_privacy(part, n) for n in range(2, count + 1))]
+            for part in event.events
+        ]
+        ways = [
+            dp.ComposedDpEvent([of_number[index][n - 1] for index, n in sorted(Counter(places).items())])
+            for places in combinations_with_replacement(reversed(range(len(event.events))), count)
+        ]
+        return DisjointPartsDpEvent(list({repr(way): way for way in ways}.values()))
+
+
+_MAX_WAYS = 10_000
+"""The most ways in which the records of a group can be in disjoint parts: a training and an evaluation have one more
+than there are records."""
 
 
 class _Selection(EventRule):

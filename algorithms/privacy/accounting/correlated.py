@@ -39,7 +39,8 @@ class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
 
     Attributes:
         noise_multiplier: Standard deviation of a coordinate of W over the bound on a record's gradient.
-        coefficients: The first column of a Toeplitz strategy, without the zeros at its end; empty for others.
+        coefficients: The first column of a Toeplitz strategy, without the zeros at its end; empty for others. The first
+            is at least 1e-6.
         weights, decays: Of a buffered strategy: c_0 = 1 and c_i = sum_j weights_j decays_j^(i - 1).
         leaves: Of a binary tree, the number of steps after which a new tree begins; otherwise 0.
         parts: The number of parts that the records are divided into.
@@ -174,6 +175,10 @@ def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
     return dp.PoissonSampledDpEvent(event.rate, inner), math.ceil(event.steps / event.parts)
 
 
+_MIN_FIRST = 1e-6
+"""The least first coefficient of a strategy: squares of much smaller ones vanish, and with them what a record moves."""
+
+
 class _Correlated(EventRule):
     def is_possible(self, event: Any) -> bool:
         numbers = [event.noise_multiplier, *event.coefficients, *event.weights, *event.decays, event.rate]
@@ -184,7 +189,7 @@ class _Correlated(EventRule):
             and sum(kinds) == 1
             and len(event.weights) == len(event.decays)
             and all(0 <= decay < 1 for decay in event.decays)
-            and (not event.coefficients or event.coefficients[0] > 0)
+            and (not event.coefficients or event.coefficients[0] >= _MIN_FIRST)
             and min(event.parts, event.steps) >= 1
             and 0 < event.rate <= 1
         )

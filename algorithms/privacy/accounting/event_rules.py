@@ -50,7 +50,13 @@ class TraceFields:
 
 
 class EventRule:
-    """The privacy loss of a class of events. By default, methods refuse or use dp_accounting."""
+    """The privacy loss of a class of events. By default, methods refuse or use dp_accounting.
+
+    `pld`, `losses` and `rdp` take events that `event_for_accountants` returned, and the adjacency they were made for.
+    Under replace-one such an event is `under_replace_one`'s, whose losses under add-or-remove-one bound those of
+    replacing a record. So by default the library is asked for add-or-remove-one under both. A rule whose events stay as
+    they are under replace-one, as samples do, has losses of its own for it, and reads the adjacency.
+    """
 
     def is_possible(self, event: Any) -> bool:
         """Whether the event's own numbers, without those of its parts, are in the range of its theorems."""
@@ -246,7 +252,9 @@ NO_LOSS = same_both_ways(AtomsPLD(np.zeros(1), np.ones(1)))
 
 def pure_epsilon_of_sample(rate: float, epsilon: float) -> float:
     """ln(1 + rate (e^epsilon - 1)), without overflow (Balle, Barthe and Gaboardi 2018, Theorems 8 and 9)."""
+    if rate == 0:
+        return 0.0  # also of an infinite epsilon
     if epsilon < 1.0:
         return math.log1p(rate * math.expm1(epsilon))
-    with np.errstate(divide="ignore"):  # of a rate of 0 or 1
+    with np.errstate(divide="ignore"):  # of a rate of 1
         return float(np.logaddexp(np.log1p(-rate), np.log(rate) + epsilon))

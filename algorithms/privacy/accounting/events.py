@@ -1,4 +1,4 @@
-"""Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and seven more."""
+"""Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and ten more."""
 
 import math
 from collections import Counter
@@ -25,6 +25,7 @@ from algorithms.privacy.accounting.event_classes import (
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,
     RenyiDpEvent,
+    SampledGroupDpEvent,
     parts,
     with_parts,
 )
@@ -38,11 +39,13 @@ __all__ = [
     "CorrelatedDpEvent",
     "CorrelatedStepDpEvent",
     "DisjointPartsDpEvent",
+    "EitherDpEvent",
     "ObjectivePerturbationDpEvent",
     "PureDpEvent",
     "RandomAllocationDpEvent",
     "RandomAllocationStepDpEvent",
     "RenyiDpEvent",
+    "SampledGroupDpEvent",
     "Schedule",
     "Trials",
     "after_shared",

@@ -144,7 +144,7 @@ RULES: dict[str, Callable[[Card], bool]] = {  # on several values of a section o
     "CorrelatedDpEvent": lambda event: (
         [bool(event["coefficients"]), bool(event["weights"]), event["leaves"] > 0].count(True) == 1
         and len(event["weights"]) == len(event["decays"])
-        and min(event["coefficients"][:1], default=1) > 0
+        and min(event["coefficients"][:1], default=1) >= 1e-6
         and event["steps"] ** 2 / event["parts"] <= 1e10
     ),
 }

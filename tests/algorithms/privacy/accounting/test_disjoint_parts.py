@@ -17,7 +17,7 @@ from scipy import stats
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon, group_privacy
-from algorithms.privacy.accounting.event_classes import DisjointPartsDpEvent
+from algorithms.privacy.accounting.event_classes import DisjointPartsDpEvent, parts
 from algorithms.privacy.accounting.events import (
     CorrelatedStepDpEvent,
     Schedule,
@@ -156,6 +156,18 @@ def test_a_group_may_be_on_both_sides_and_then_pays_for_both() -> None:
     ]
     similar = DisjointPartsDpEvent([LaplaceDpEvent(2.0), LaplaceDpEvent(1.0)])
     assert epsilon([(group_privacy(similar, 3), 1)], 0.0, accountant="pure") == pytest.approx(3.0)
+
+
+def test_a_group_in_many_parts_pays_for_its_dearest_way() -> None:
+    """Pure epsilons grow with the records in a part, so that all three are in the dearest: 3 times 1 / 1."""
+    many = DisjointPartsDpEvent([LaplaceDpEvent(1.0 + index / 1000) for index in range(20)])
+    of_three = group_privacy(many, 3)
+    assert len(parts(of_three)) == math.comb(22, 3)
+    assert epsilon([(of_three, 1)], 0.0, accountant="pure") == pytest.approx(3.0)
+    alike = DisjointPartsDpEvent([LaplaceDpEvent(1.0)] * 20)
+    assert len(parts(group_privacy(alike, 3))) == 3  # together, two and one, and apart
+    with refused_as("no_bound_of_group", count=40):
+        group_privacy(many, 40)
 
 
 def _times(count: int, noise: float) -> dict[str, object]:

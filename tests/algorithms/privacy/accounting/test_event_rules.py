@@ -24,8 +24,11 @@ from algorithms.privacy.accounting.epsilon import (
     merge_events,
     rdp,
 )
+from algorithms.privacy.accounting.event_rules import pure_epsilon_of_sample, rule_of
 from algorithms.privacy.accounting.events import (
     CorrelatedDpEvent,
+    DisjointPartsDpEvent,
+    EitherDpEvent,
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RandomAllocationDpEvent,
@@ -260,3 +263,25 @@ def test_a_row_counts_at_each_of_its_places() -> None:
     schedule = [two, two, one, (dp.GaussianDpEvent(1.0), 3), two]
     for rows in (schedule, Read(schedule)):
         assert count_same(rows) == [(dp.GaussianDpEvent(1.0), 9), (dp.GaussianDpEvent(2.0), 1)]
+
+
+@pytest.mark.parametrize("kind", [dp.ComposedDpEvent, EitherDpEvent, DisjointPartsDpEvent])
+def test_no_release_of_a_trace_has_no_epsilon_or_is_a_choice(kind: Any) -> None:
+    """Pure noise in an objective is a composition of two pure events whose first has an epsilon."""
+    nothing = kind([PureDpEvent(0.0), PureDpEvent(1.0)])
+    assert rule_of(nothing).trace_fields(nothing).multipliers == {}
+    both = kind([PureDpEvent(0.5), PureDpEvent(1.0)])
+    expected = {"pureobjectivenoise": 2.0} if kind is dp.ComposedDpEvent else {}
+    assert rule_of(both).trace_fields(both).multipliers == expected
+
+
+def test_a_sample_that_reads_nobody_costs_nothing_whatever_it_would_tell() -> None:
+    assert pure_epsilon_of_sample(0.0, math.inf) == pure_epsilon_of_sample(0.0, 0.5) == 0.0
+    assert pure_epsilon_of_sample(1.0, math.inf) == pure_epsilon_of_sample(0.1, math.inf) == math.inf
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_a_strategy_whose_first_coefficient_is_next_to_nothing_is_refused(rate: float) -> None:
+    """Its square is 0 in a float, and so would be what a record moves."""
+    with pytest.raises(RefusedError, match="no mechanism"):
+        epsilon([(CorrelatedDpEvent(1.0, (1e-300,), (), (), 0, 4, rate, 4), 1)], DELTA)
