@@ -92,7 +92,7 @@ def with_merged_cells(
     return tuple(replace(column, parts=tuple(map(merge_finest, column.parts))) for column in columns)
 
 
-def weights_of_columns(
+def _weights_of_columns(
     columns: Sequence[HistogramColumn], share: float, *, learns_finest: bool = True, bins: Sequence[int] = ()
 ) -> tuple[tuple[float, ...], ...]:
     """The weight of the active cell at each position of each column.
@@ -107,7 +107,7 @@ def weights_of_columns(
 
     Example:
         >>> column = HistogramColumn(4, (HistogramPart((2, 3), True),))
-        >>> weights_of_columns([column], 0.5, learns_finest=False)
+        >>> _weights_of_columns([column], 0.5, learns_finest=False)
         ((0.5, 0.5, 0.0, 0.0),)
     """
     weights, start = list[tuple[float, ...]](), 0
@@ -173,7 +173,7 @@ def row_layout(
         depth: Tests of each tree.
         tree_share: Of a row's squared norm, what belongs to the trees, if there are any.
         constant_share: What belongs to the cell that all rows share; 0 for none.
-        learns_finest: As for `weights_of_columns`.
+        learns_finest: As for `_weights_of_columns`.
 
     Example:
         >>> column = HistogramColumn(1, (HistogramPart((0,), False),))
@@ -183,7 +183,7 @@ def row_layout(
     """
     tree_share = tree_share if trees else 0.0
     with_bins = [index for index in columns_with_bins(columns, sizes, bins) if index is not None]
-    of_columns = weights_of_columns(
+    of_columns = _weights_of_columns(
         columns,
         1.0 - tree_share - constant_share,
         learns_finest=learns_finest,

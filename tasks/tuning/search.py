@@ -80,15 +80,14 @@ from tasks.runs.store import EVALUATION
 from tasks.tracking.runs import log_winner
 from tasks.train import compute_config
 from tasks.tuning.earlier_searches import SEARCH, earlier_search_plan, search_to_json
+from tasks.tuning.scoring import record_of_zeros, score_statistic
 from tasks.tuning.search_plan import (
     SearchPlan,
     distinct_models,
     plan_search,
     score_release,
-    score_statistic,
     trial_schedule,
     without_evaluation,
-    zeros,
 )
 from tasks.tuning.settings import READS, Range, SearchObjective, Tuning
 
@@ -480,7 +479,7 @@ def _reserve(search: Search, charged_run: ChargedRun) -> None:
         for settings in distinct_models(search.search_plan.documents):
             model = user_level_model(model_for(settings, search.info), search.info.rows_per_user)
             compute = compute_config(settings.performance)
-            engine = compute.engine(model, zeros(search.info))
+            engine = compute.engine(model, record_of_zeros(search.info))
             compute.check_rounding(engine, private=charged_run.run.private_noise)
         _rehearse(search, charged_run)  # a charged search must end with a card, whichever trial wins
     methods = sorted({plan.algorithm for plan in search.search_plan.plans})
@@ -647,7 +646,7 @@ def _write_search(search: Search, scores: Sequence[float], best: int, folder: Pa
 
 def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
     """How the winner fails on a record of zeros, which reveals nothing of the people held out."""
-    record = zeros(trial.info)
+    record = record_of_zeros(trial.info)
     synthetic_records = HeldOut(
         trial.info,
         record.features,

@@ -7,33 +7,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-import torch
-
 from algorithms.core.plan import Plan, by_accountants
 from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.gradients.arithmetic import pad_to_multiple
-from algorithms.gradients.patches import without_shortcuts
-from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.noise_search import search_outwards
-from algorithms.privacy.barrier.statistics import Statistic, example_of
+from algorithms.privacy.barrier.statistics import example_of
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
 from data.documents import Document
-from data.readers.records import RecordBatch
 from tasks.calibrate import calibrate, histogram_of, price_ratios
 from tasks.config import params
 from tasks.config.overrides import with_values
 from tasks.config.params import Params
 from tasks.model_building import model_for
-from tasks.prediction_passes import record_scores
 from tasks.tuning.gaussian_search import EpsilonGuesses, GaussianSearch
+from tasks.tuning.scoring import record_of_zeros, score_statistic
 from tasks.tuning.settings import READS, SearchObjective, Tuning, candidates
 
 _MAX_PLANS, _MAX_GUESSES, _NEAR_TARGET = 16, 4, 0.98
@@ -103,7 +96,7 @@ def plan_search(tuning: Tuning, base: Document, info: DatasetInfo) -> SearchPlan
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
         _check_scored(every, info)
-    search_plan = fit_search_plan(tuning, every, info, releases_all=tuning.show_all)
+    search_plan = _fit_search_plan(tuning, every, info, releases_all=tuning.show_all)
     if tuning.objective.on != "held_out":
         return search_plan
     return _add_evaluation(search_plan, tuning, info, wanted)
@@ -178,7 +171,7 @@ def _check_scored(every: Sequence[Document], info: DatasetInfo) -> None:
         model = model_for(settings, info)
         try:
             score = score_statistic(info, model, model.published_tensors(model.initial_parameters()), size=1)
-            example_of(score, zeros(info), model)
+            example_of(score, record_of_zeros(info), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise RefusedError(
@@ -201,58 +194,12 @@ def distinct_models(every: Sequence[Document]) -> Iterator[Params]:
             yield params.parse(document, reads=READS)
 
 
-def zeros(info: DatasetInfo) -> RecordBatch:
-    """A record of zeros in the form of the prepared records."""
-    return RecordBatch(
-        np.zeros((1, *info.input_shape), np.float32 if info.tokens is None else np.int32),
-        np.zeros((1, *info.label_shape), info.label_type.label_dtype),
-    )
-
-
-def score_statistic(
-    info: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor], *, size: int
-) -> Statistic:
-    """The score of the model's output for a record, [1], as a statistic that a barrier sums up.
-
-    size: of the passes through the model, in which a record's score depends on that record alone; see `passes_alone`.
-    """
-
-    @without_shortcuts()
-    def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        passes = torch.split(pad_to_multiple(features, size), size)
-        outputs = torch.cat([model.outputs(parameters, inputs) for inputs in passes])[: len(features)]
-        return record_scores(info.label_type, model.scores(outputs), labels)[:, None]
-
-    return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
-
-
-class _OfBatch(torch.autograd.Function):
-    """Wraps a per-record function of a batch as a function of one record, which vmap calls on the whole batch.
-
-    This is needed since models of libraries branch on values of their inputs, which vmap forbids.
-    """
-
-    @staticmethod
-    def forward(run: Statistic, features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return run(features[None], label[None])[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing, since there is no backward pass."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, run: Statistic, features: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
-        return run(features, labels), 0
-
-
 def without_evaluation(info: DatasetInfo) -> DatasetInfo:
     """The description by which trials are planned: private held-out records are not evaluated in a search."""
     return replace(info, holdout="public")
 
 
-def fit_search_plan(
+def _fit_search_plan(
     tuning: Tuning, every: list[Document], info: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
     """Plan with the largest epsilon per trial that fits.

@@ -15,7 +15,7 @@ from algorithms.models.objectives import as_they_are
 from data.targets import Classes
 from tasks.evaluate import EvaluationResult, classification_metrics, evaluate
 from tasks.predict import _predict_batch
-from tasks.tuning.search_plan import score_statistic
+from tasks.tuning.scoring import score_statistic
 
 
 class Encoded(nn.Module):

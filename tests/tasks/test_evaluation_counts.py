@@ -15,7 +15,7 @@ from data.description import DatasetInfo
 from data.prepared import HeldOut
 from tasks.calibrate import histogram_of
 from tasks.evaluation_counts import count_held_out, passes_alone
-from tasks.tuning.search_plan import score_statistic
+from tasks.tuning.scoring import score_statistic
 from tests.support.even_odds import WIDTH, Asking, EvenOdds
 from tests.support.soak import soak_but
 from tests.support.synthetic_run import description

@@ -36,7 +36,7 @@ ADJACENCY = "ADD_OR_REMOVE_ONE"
 NOISE_KEY: Final = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
 ROUNDING = Fraction(1, 10**12)
-NAMES_IN_A_MESSAGE = 10
+_NAMES_IN_A_MESSAGE = 10
 _SCHEME = "way:"
 """How a digest begins that says how the others of its block were made; see `Ledger.reserve`.
 
@@ -115,7 +115,7 @@ class LedgerState:
     def term(self, population: str) -> Terms:
         """The terms of a population; raises RefusedError for an unknown one."""
         if population not in self.terms:
-            names = ", ".join(map(repr, islice(self.terms, NAMES_IN_A_MESSAGE))) or "none yet"
+            names = ", ".join(map(repr, islice(self.terms, _NAMES_IN_A_MESSAGE))) or "none yet"
             raise RefusedError(
                 f"the ledger has no population {population!r} (it has {names}); the first run on one declares it."
             )

@@ -486,13 +486,13 @@ def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.M
     fits = search_of(place).search_plan
     monkeypatch.setattr(sys.modules[__name__], "SEARCH_PLANS", {})
     monkeypatch.setattr(
-        "tasks.tuning.search_plan.fit_search_plan",
+        "tasks.tuning.search_plan._fit_search_plan",
         lambda *_, releases_all: fits if not releases_all else _refuse("all"),
     )
     assert search_of(place, show_all="cheaper").search_plan is fits
     SEARCH_PLANS.clear()
     monkeypatch.setattr(
-        "tasks.tuning.search_plan.fit_search_plan",
+        "tasks.tuning.search_plan._fit_search_plan",
         lambda *_, releases_all: _refuse("all" if releases_all else "one"),
     )
     with pytest.raises(RefusedError, match="one"):

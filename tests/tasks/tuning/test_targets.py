@@ -18,7 +18,7 @@ from data.description import DatasetInfo
 from data.prepared import load
 from data.targets import Classes, Labels, LabelType, NextToken, Number, Tags
 from tasks.prediction_passes import record_scores
-from tasks.tuning import search_plan
+from tasks.tuning import scoring
 from tasks.tuning.search import SCORE, Search, SearchTrial, tune
 from tasks.tuning.search_plan import plan_search
 from tasks.tuning.settings import Tuning
@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
     def refusing(*_: object) -> None:
         raise ValueError("more records, please")
 
-    monkeypatch.setattr(search_plan, "record_scores", refusing)
+    monkeypatch.setattr(scoring, "record_scores", refusing)
     base = {
         "data": {"dataset": "mine"},
         "privacy": {"epsilon": 1.0, "delta": 1e-5},
