@@ -50,7 +50,10 @@ class Standardised(Strict):
     square_bound: Positive = 1.0
 
     def releases(self, shape: Shape) -> list[Release]:
-        """A sum of channel means, then of channel mean squares."""
+        """A sum of channel means, then of channel mean squares.
+
+        Raises RefusedError for records that are no maps.
+        """
         if len(shape) != 3:
             raise RefusedError(
                 "standardisation takes maps (channels, height, width), not records of shape {shape}; leave"
@@ -92,7 +95,10 @@ class PrincipalComponents(Strict):
     noise: Positive = 16.0
 
     def releases(self, shape: Shape) -> list[Release]:
-        """A sum of second moments."""
+        """A sum of second moments.
+
+        Raises RefusedError for more components than features.
+        """
         if self.components > math.prod(shape):
             raise RefusedError(
                 "{components} principal components were asked for, of records with {features} features; set"
@@ -136,7 +142,10 @@ class Whitened(Strict):
     ridge: Positive = 0.3
 
     def releases(self, shape: Shape) -> list[Release]:
-        """A sum of maps, then a sum of second moments."""
+        """A sum of maps, then a sum of second moments.
+
+        Raises RefusedError for records that are no maps, and for channels that make no such groups.
+        """
         if len(shape) != 3 or (self.groups and shape[0] % self.groups):
             raise RefusedError(
                 "whitening takes maps (channels, height, width) whose channels make {groups} groups, not"

@@ -79,7 +79,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def grouping_of(people: Any, unit: str | None, *, one_row_per_unit: bool) -> tuple[str, str]:
-    """How rows become what is protected, and its unit."""
+    """How rows become what is protected, and its unit.
+
+    Raises RefusedError for people beside one_row_per_unit, and for a unit of its own without either.
+    """
     if people is not None:
         if one_row_per_unit:
             raise RefusedError(
@@ -98,7 +101,10 @@ def grouping_of(people: Any, unit: str | None, *, one_row_per_unit: bool) -> tup
 
 
 def describe_method(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, JsonValue]]:
-    """A method with numbers of Python, its name, and its settings as JSON values."""
+    """A method with numbers of Python, its name, and its settings as JSON values.
+
+    Raises RefusedError for what is no method, and for settings that are out of range or cannot be stated on a card.
+    """
     if isinstance(method, type) or not all(
         hasattr(method, name) for name in ("plan", "init", "step", "released")
     ):

@@ -281,6 +281,8 @@ def without_reduction(loss: object) -> tuple[str, Any, str | None]:
     """A loss as (its functional name, the loss of each record, its reduction).
 
     The name is "" if the loss is not PyTorch's, and the reduction None if it has none and "" if it is the default.
+
+    Raises RefusedError for a class, TorchScript, and a reduction that PyTorch does not have.
     """
     if isinstance(loss, type):
         raise RefusedError(

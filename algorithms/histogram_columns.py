@@ -11,10 +11,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HistogramPart:
-    """One histogram: of the sum of a row's codes at some positions, whose last value is for a missing one.
+    """One histogram that is released of a column.
 
-    positions: those of the finest grids of a number, which together are a finer one since both rise with the number; or
-    that of a category. is_ordered: whether a higher code is a higher value. merged: how many cells are counted as one.
+    A row holds a code at each of its positions: the index of its cell in one public grid. A number has a linear and a
+    logarithmic grid. Both codes rise with it, so that their sum is its cell in a grid that is finer than both. So a
+    histogram counts rows by the sum of their codes at `positions`; its last cell is for a missing value.
+
+    Attributes:
+        positions: Of a number, those of a pair of grids, such as (2, 3); of a category, its only one.
+        is_ordered: Whether a higher code is a higher value, as of a number.
+        merged: How many neighbouring cells are counted as one.
     """
 
     positions: tuple[int, ...]
@@ -139,9 +145,20 @@ def histogram_sizes(columns: Sequence[HistogramColumn], sizes: Sequence[int]) ->
 def columns_with_bins(
     columns: Sequence[HistogramColumn], sizes: Sequence[int], bins: int
 ) -> list[int | None]:
-    """The index of its column for each histogram that quantile bins are made of, None for the others.
+    """For each histogram, the index of its column if quantile bins are made of it, else None.
 
-    Bins are of ordered values that are more than the bins. sizes: cells of each position of a row.
+    They are made where values are ordered and the histogram has more of them than there are bins.
+
+    Args:
+        columns: In the order of a row.
+        sizes: Cells of each position of a row.
+        bins: Quantile bins of each number, 0 for none.
+
+    Example:
+        >>> category = HistogramColumn(1, (HistogramPart((0,), False),))
+        >>> number = HistogramColumn(2, (HistogramPart((1, 2), True),))
+        >>> columns_with_bins([category, number], [40, 17, 17], 8)  # 17 + 17 codes add up to 33 values
+        [None, 1]
     """
     parts = [(index, part) for index, column in enumerate(columns) for part in column.parts]
     return [

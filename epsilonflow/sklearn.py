@@ -427,7 +427,10 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         self.device = device
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train, as `DPClassifier.fit` does."""
+        """Train, as `DPClassifier.fit` does.
+
+        Raises RefusedError also for numbers to predict that are missing or infinite.
+        """
         self._encode(X, cells=CellSettings())
         if y is None:
             raise RefusedError(

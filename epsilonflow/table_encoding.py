@@ -160,7 +160,10 @@ class PreparedRecords:
     encoder: Mapping[str, object] | None
 
     def encode(self, X: Any) -> NDArray[Any]:
-        """The records as the network takes them, [n, *shape]."""
+        """The records as the network takes them, [n, *shape].
+
+        Raises RefusedError for an array of another shape.
+        """
         records = np.asarray(X)
         if records.ndim != 1 + len(self.shape) or records.shape[1:] != self.shape or records.dtype == object:
             by = f" by the encoder {self.encoder['name']}" if self.encoder else ""
@@ -207,7 +210,10 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
 
 
 def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEncoding:
-    """The encoding of arrays: one pair of bounds for all columns, or a bound or one for each column on each side."""
+    """The encoding of arrays: one pair of bounds for all columns, or a bound or one for each column on each side.
+
+    Raises RefusedError for bounds that do not fit the columns.
+    """
     try:
         low, high = bounds
         ends = [np.broadcast_to(np.asarray(end, float), (width,)).tolist() for end in (low, high)]
@@ -229,6 +235,8 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
     schema: a data card, its name or its file; or a mapping of columns, each to (low, high), numbers or days, a list of
     its categories, or what a data card says of it, such as {"kind": "hashed", "cells": 64}. A missing number has cells
     of its own. cells: unless a data card has its own.
+
+    Raises RefusedError for what is no mapping of columns, and for a data card without a table.
     """
     if isinstance(schema, TableEncoding):
         return schema
@@ -282,7 +290,10 @@ def encoding_of_model(model: TrainedModel) -> TableEncoding | PreparedRecords:
 
 
 def declared_card(card: DataCard | str | Path) -> DataCard:
-    """A data card, by itself, by its file, or by the name of one that is shipped or lies in data/cards."""
+    """A data card, by itself, by its file, or by the name of one that is shipped or lies in data/cards.
+
+    Raises RefusedError for a card that cannot be read.
+    """
     if isinstance(card, DataCard):
         return card
     path = Path(card)

@@ -1,4 +1,4 @@
-"""The train stage, which alone spends: check the plan, claim the run, inspect, reserve, train, evaluate, settle.
+"""The train stage, which alone spends: see `train` for the order of its steps.
 
 What it leaves is, each durable before the next: the run's folder with the secret key of its noise; the reservation;
 checkpoints; the release of private held-out records; settlement; the result. A process that is killed at any point
@@ -131,7 +131,9 @@ class EarlierSettlement(Enum):
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
     """Train as planned and write the model, the noise trace, the diagnostics and the receipt into `artifacts`.
 
-    The table of diagnostics is empty if none were requested; after a crash it lacks the steps before.
+    In this order: find the device, build the model, check the plan, claim the run, inspect the model, reserve, train,
+    evaluate, settle, hand out. The table of diagnostics is empty if none were requested; after a crash it lacks the
+    steps before.
 
     home: folder of the run folders. root: the checkout. Raises BudgetRefusedError if the population cannot pay. Raises
     RefusedError or ModelRefusedError if the plan, the model or a checkpoint does not fit, or if nobody agrees to spend

@@ -420,3 +420,18 @@ def reference() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_architecture_has_a_place_for_every_file() -> None:
+    """Its own name, that of a folder below its package, or the step that it is."""
+    page = (PROJECT / "docs" / "explanation" / "architecture.md").read_text()
+    named = set(re.findall(r"\w+\.py\b|\w+/(?!\w)", page))
+    named |= {f"{step}.py" for step in re.findall(r"`tasks\.(\w+)`", page)}
+    files = [
+        path.relative_to(PROJECT)
+        for package in ("algorithms", "tasks", "data", "flows", "epsilonflow")
+        for path in (PROJECT / package).rglob("*.py")
+        if not path.name.startswith("__")
+    ]
+    places = {str(path): {path.name, *(f"{folder}/" for folder in path.parts[1:-1])} for path in files}
+    assert [path for path, names in places.items() if not names & named] == []

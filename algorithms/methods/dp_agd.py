@@ -84,6 +84,8 @@ def plan_sampled(
 
     The order follows from public values and is fixed with the plan, as a filter needs it. law: of a selection, by its
     noise multiplier.
+
+    Raises RefusedError for a target that is too small for any noise.
     """
     epsilon, delta = target.budget.epsilon, target.budget.delta
     limits = {float(order): (epsilon - conversion(order, delta)) / iterations for order in _ORDERS}

@@ -105,6 +105,8 @@ class DPSGD(SampledMethod):
         """The least noise with which the count, if it is private, and all steps fit the target.
 
         Beside the releases of a shrinkage, if there is one.
+
+        Raises RefusedError for an error_share without what it needs.
         """
         sampled, clipping = self.batches(facts), self._clipping(facts.layers)
         if self.sampling == "random_allocation":

@@ -476,7 +476,10 @@ class HeavyBall(MomentumSettings):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
-        """Equal noise in all iterations, the least that fits the target."""
+        """Equal noise in all iterations, the least that fits the target.
+
+        Raises RefusedError where neither a momentum nor a regularisation is set.
+        """
         self.check(target, facts)
         curve = self.curve(facts)
         size = self.step_size(curve)

@@ -82,7 +82,10 @@ class DPSGDDecay(SampledMethod):
         )
 
     def shares(self, sampling_rate: float) -> Array:
-        """sigma / sigma_0 of each step, shape [steps]."""
+        """sigma / sigma_0 of each step, shape [steps].
+
+        Raises RefusedError for noise that falls too far.
+        """
         epochs = np.floor(np.arange(self.steps) * sampling_rate + _PART_OF_A_STEP)  # [steps]
         shares: Array
         match self.form:

@@ -134,7 +134,10 @@ _KINDS: dict[str, type[Front]] = {
 
 
 def front(settings: Mapping[str, JsonValue], shape: Shape) -> Front:
-    """The map with these settings for records of this shape, before learning."""
+    """The map with these settings for records of this shape, before learning.
+
+    Raises ModelRefusedError for an unknown kind.
+    """
     options: dict[str, Any] = {key: value for key, value in settings.items() if key != "kind"}
     kind = _KINDS.get(str(settings.get("kind")))
     if kind is None:

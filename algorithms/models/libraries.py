@@ -92,7 +92,10 @@ def imported_library(name: str, extra: str = "models") -> Any:
 
 
 def package_folder(package: str) -> Path:
-    """The folder of a package with weights. The package is not imported, since some print on import."""
+    """The folder of a package with weights. The package is not imported, since some print on import.
+
+    Raises LibraryMissingError for a package that is not installed.
+    """
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise LibraryMissingError(

@@ -33,7 +33,10 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def softmax(spec: ModelSpec) -> Model:
-    """Softmax regression: cross-entropy of one linear layer with an output for each class."""
+    """Softmax regression: cross-entropy of one linear layer with an output for each class.
+
+    Raises ModelRefusedError for targets that are no classes.
+    """
     if spec.predicts != "class":
         raise ModelRefusedError(
             f"the model 'softmax' is for classes, the data have the target of {spec.predicts}; use 'linear'."
@@ -42,7 +45,10 @@ def softmax(spec: ModelSpec) -> Model:
 
 
 def linear(spec: ModelSpec) -> Model:
-    """A linear layer with the loss for the target: half the squared error of a number, or that of several labels."""
+    """A linear layer with the loss for the target: half the squared error of a number, or that of several labels.
+
+    Raises ModelRefusedError for classes.
+    """
     if spec.predicts == "class":
         raise ModelRefusedError(
             f"the model 'linear' predicts a number or labels, and the data have {spec.classes} classes; use 'softmax'."
@@ -53,7 +59,10 @@ def linear(spec: ModelSpec) -> Model:
 def two_classes(
     name: str, losses: LossFunction, bounds: LossBounds, spec: ModelSpec, *, bias: bool = True
 ) -> Model:
-    """A linear layer with one output, for two classes: logistic regression or a linear support vector machine."""
+    """A linear layer with one output, for two classes: logistic regression or a linear support vector machine.
+
+    Raises ModelRefusedError for other targets.
+    """
     is_class = spec.predicts == "class"
     if spec.classes != 2 or not is_class:
         others = (

@@ -160,6 +160,8 @@ def load_model(path: Path, *, allow_code: Collection[str] = ()) -> tuple[Model, 
 
     No other file is needed, since values that came from a start or an embedding file are among the parameters.
     allow_code, and what is raised: as in `load`.
+
+    Raises ModelRefusedError for a file that lacks parameters.
     """
     model = architecture(facts_of(path), allow_code=allow_code)
     with safe_open(path, framework="pt") as file:
@@ -174,7 +176,10 @@ def load_model(path: Path, *, allow_code: Collection[str] = ()) -> tuple[Model, 
 
 
 def architecture(facts: ModelFacts, *, allow_code: Collection[str] = ()) -> Model:
-    """The model that a file describes, with placeholder parameters; see `load`."""
+    """The model that a file describes, with placeholder parameters; see `load`.
+
+    Raises ModelRefusedError for a file that names other files.
+    """
     check_allowed(facts.model, allow_code, "the model's file")
     settings = facts.model_settings or {}
     files = [key for key in settings if key == "checkpoint" or key.endswith("_file")]

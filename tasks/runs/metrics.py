@@ -1,4 +1,6 @@
-"""The held-out metrics of each kind of target: the one by which models are compared, and their texts.
+"""How held-out metrics are worded: their names and units, the headline of each kind of target, and its texts.
+
+They are computed in `algorithms.evaluation` and `tasks.evaluate`; `metrics_document` has their fields.
 
 Metrics of private held-out records are estimates with their intervals, or None where noise drowns them; each text says
 so, with the epsilon of the people held out.

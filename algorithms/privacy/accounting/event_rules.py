@@ -77,7 +77,10 @@ class EventRule:
         )
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
-        """The event that stands for it under replace-one."""
+        """The event that stands for it under replace-one.
+
+        Raises RefusedError if no theorem gives one.
+        """
         raise RefusedError(
             "{mechanism} has no bound under REPLACE_ONE; set {method.adjacency} to ADD_OR_REMOVE_ONE.",
             code="no_bound_replace_one",
@@ -93,7 +96,10 @@ class EventRule:
         yield event, 1
 
     def poisson_under_replace_one(self, event: Any, rate: float) -> dp.DpEvent:
-        """The event that stands for its Poisson sample under replace-one."""
+        """The event that stands for its Poisson sample under replace-one.
+
+        Raises RefusedError if no theorem gives one.
+        """
         raise RefusedError(
             "a Poisson sample of {mechanism} has no bound under REPLACE_ONE; set {method.adjacency} to"
             " ADD_OR_REMOVE_ONE.",
@@ -127,7 +133,10 @@ class EventRule:
         return rdp_by_library(event, orders, ADD_OR_REMOVE_ONE, in_words(event))
 
     def rho(self, event: Any) -> float:
-        """The rho of the event under zCDP."""
+        """The rho of the event under zCDP.
+
+        Raises RefusedError if none is proven.
+        """
         raise RefusedError(
             "{mechanism} has no proven zCDP bound; set {population.composition} to renyi or basic.",
             code="no_bound_by_zcdp",
@@ -150,7 +159,10 @@ class EventRule:
         return EventRule.group_privacy(self, dp.PoissonSampledDpEvent(rate, event), count)
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
-        """An event whose loss bounds that of `event` if `count` records are added or removed together."""
+        """An event whose loss bounds that of `event` if `count` records are added or removed together.
+
+        Raises RefusedError if no theorem gives one.
+        """
         raise RefusedError(
             "{mechanism} has no bound for {count} records of one person; set {records.blocks} to one block, or"
             " {method.kind} to another.",

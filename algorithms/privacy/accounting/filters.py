@@ -384,7 +384,10 @@ def epsilon_of_zcdp(rho: float, delta: float) -> float:
 
 
 def rho_of_budget(budget: Budget) -> float:
-    """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula."""
+    """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula.
+
+    Raises RefusedError for a budget that holds no rho, or only one next to 0.
+    """
     if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
         raise RefusedError(
             "epsilon {epsilon:g} at delta {delta:g} has no rho under zCDP; set {target.epsilon} to a finite number"

@@ -51,7 +51,10 @@ class LastNorms:
         return sampling.oversampling * np.clip(self._norms, sampling.floor * clip_norm, clip_norm)
 
     def remember(self, rows: RowIndices, norms: NDArray[np.float64]) -> None:
-        """Remember new norms of some records, finite or not."""
+        """Remember new norms of some records, finite or not.
+
+        Raises RuntimeError for norms from before their records were drawn.
+        """
         if self._norms is None:
             raise RuntimeError("norms were computed before their records were drawn")
         self._norms[rows] = np.where(np.isfinite(norms), norms, np.inf)

@@ -603,7 +603,10 @@ class Chain:
         return seq
 
     def check_contains(self, head: str) -> None:
-        """`Ledger.check_contains` of this snapshot."""
+        """`Ledger.check_contains` of this snapshot.
+
+        Raises LedgerBrokenError as it does.
+        """
         if head != GENESIS and self.seq_of(head) is None:
             raise LedgerBrokenError(
                 f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"

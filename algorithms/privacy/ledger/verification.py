@@ -24,9 +24,12 @@ from algorithms.privacy.ledger.state import LedgerState, adjacency_of, replay
 from algorithms.privacy.ledger.store import FIRST_HASH, SEQ_OF_HASH, Store, pages, query_value
 
 _MIN_PAID, _MIN_PAID_OF_DELTA = 1 - 1e-9, 1 - 1e-2
-"""The share of what a run's events cost here that its row has to charge: all but rounding, and all but a hundredth of
-the delta of several records of a person. That delta is a bound from a grid of privacy losses, and another version's
-grid may be finer: between this grid and one of quarter cells it moved by 0.1 % mostly, and by up to 4 %."""
+"""The least share of what a run's events cost by this version that its row must have charged, else it is refused.
+
+Of prices by formulas (zCDP, Rényi) all but rounding. Under basic composition the price is a delta, that of several
+records of one person together: a bound from a grid of privacy losses, which a version with a finer grid states lower.
+So a row may charge a hundredth less: between this grid and one of quarter cells it moved by 0.1 % mostly, and by up to
+4 %, for which the row of such a version would be refused."""
 
 
 @dataclass(frozen=True)
