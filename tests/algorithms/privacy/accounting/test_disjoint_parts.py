@@ -165,7 +165,7 @@ def test_a_group_in_many_parts_pays_for_its_dearest_way() -> None:
     assert len(parts(of_three)) == math.comb(22, 3)
     assert epsilon([(of_three, 1)], 0.0, accountant="pure") == pytest.approx(3.0)
     alike = DisjointPartsDpEvent([LaplaceDpEvent(1.0)] * 20)
-    assert len(parts(group_privacy(alike, 3))) == 3  # together, two and one, and apart
+    assert len(parts(group_privacy(alike, 3))) == 4  # 3 together, 2 and 1, 1 and 2, and each apart
     with refused_as("no_bound_of_group", count=40):
         group_privacy(many, 40)
 
