@@ -102,6 +102,7 @@ _REORDERED = (_SAME_ORDER | _TRANSPOSED) - _ADJOINTS  # which conjugate
 _SUMS = _words("add __add__ __radd__ __iadd__ add_")
 _STRETCHES = _words("expand expand_as broadcast_to")
 _PRODUCTS = _words("mul __mul__ __rmul__ multiply")
+_QUOTIENTS = _words("div __truediv__ divide true_divide")
 _OTHER_ELEMENTWISE = _words(
     "sub __sub__ __rsub__ __isub__ sub_ rsub subtract mul __mul__ __rmul__ __imul__ mul_ multiply div __truediv__"
     " __rtruediv__ true_divide divide div_ where masked_fill maximum minimum addcmul addcdiv lerp __pow__ pow"
@@ -399,7 +400,7 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
         elif len(moving) == 1 and (form := _form_of_many(name, sources, moving[0], new_args, new_kwargs)):
             closed = [form]
         else:
-            closed = _forms_of_one(sources, free, name, args, moving)
+            closed = _forms_of_one(sources, free, name, args, kwargs, moving)
         back |= {
             id(leaf): derived
             for leaf, derived in zip(moving, recorder.record_derived(moving, closed), strict=True)
@@ -416,7 +417,12 @@ def _form_of_many(
 
 
 def _forms_of_one(
-    sources: Mapping[int, str], free: Mapping[int, Tensor], name: str, args: Args, outputs: list[Tensor]
+    sources: Mapping[int, str],
+    free: Mapping[int, Tensor],
+    name: str,
+    args: Args,
+    kwargs: Kwargs,
+    outputs: list[Tensor],
 ) -> list[Closed | None]:
     """The closed forms of an operation's outputs if it takes a single parameter.
 
@@ -427,7 +433,7 @@ def _forms_of_one(
     (parameter,), (source,) = free.values(), sources.values()
     forms = [_sliced_form(parameter, output) for output in outputs]
     if len(outputs) == 1:
-        form = _closed_form(name, args, outputs[0]) or forms[0]
+        form = _closed_form(name, args, kwargs, outputs[0]) or forms[0]
         forms = [form or _form_by_entries(name, parameter, outputs[0])]
     return [None if form is None else _closed_form_for(source, form) for form in forms]
 
@@ -572,7 +578,7 @@ def _sliced_form(parameter: Tensor, output: Tensor) -> _Form | None:
     return (lambda part: part) if span == (0, size) else lambda part: SlicedGrad({span: part}, size)
 
 
-def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
+def _closed_form(name: str, args: Args, kwargs: Kwargs, output: Tensor) -> _Form | None:
     """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
     if parameter is None:
@@ -588,8 +594,11 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     is_moved = name in _UNIT_SLOPES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda gradient: gradient
-    if name in _PRODUCTS and parameter is args[0] and len(args) == 2 and isinstance(args[1], int | float):
+    is_by_number = parameter is args[0] and len(args) == 2 and isinstance(args[1], int | float)
+    if name in _PRODUCTS and is_by_number:
         return lambda gradient: scale_gradient(gradient, args[1])
+    if name in _QUOTIENTS and is_by_number and args[1] != 0 and not kwargs:  # such as a mode of rounding
+        return lambda gradient: scale_gradient(gradient, 1.0 / args[1])
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
         return lambda gradient: _transpose_gradient(gradient, output.shape)
     if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):

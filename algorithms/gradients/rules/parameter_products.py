@@ -96,6 +96,8 @@ def _pull(name: str, tensors: list[Tensor], output: Tensor, args: Args, kwargs: 
         return lambda part: _of_image(part, *tensors)
     if name in _PRODUCTS and dimensions == (1, 1):
         return lambda part: [DenseGrad(part.rows * other) for other in reversed(tensors)]
+    if name == "kron" and dimensions == (2, 2):
+        return lambda part: _of_kronecker(part, *tensors)
     if name in _SOLUTIONS and dimensions == (2, 2):
         return lambda part: _of_system(part, tensors[0], output)
     if name in _INVERSES and dimensions == (2,):
@@ -154,6 +156,18 @@ def _of_scaled(part: PerExample, factors: Tensor) -> tuple[PerExample | None, No
     if not isinstance(part, LinearGrad) or factors.shape != (1, part.inputs.shape[2]):
         return None, None
     return replace(part, inputs=wide(part.inputs) * factors), None
+
+
+def _of_kronecker(part: PerExample, first: Tensor, second: Tensor) -> tuple[PerExample | None, ...]:
+    """Those of A [m, n] and B [p, q] from those of their Kronecker product [m p, n q]."""
+    shape = first.shape[0] * second.shape[0], first.shape[1] * second.shape[1]
+    if not isinstance(part, LinearGrad) or shape != (part.grad_outputs.shape[2], part.inputs.shape[2]):
+        return None, None
+    # Of an outer product e x^T, as matrices E [m, p] and X [n, q]: E B X^T for A, and E^T A X for B.
+    grads = torch.unflatten(wide(part.grad_outputs), 2, (len(first), len(second)))
+    inputs = torch.unflatten(wide(part.inputs), 2, (first.shape[1], second.shape[1]))
+    of_first = LinearGrad((inputs @ second.mT.to(inputs)).mT.flatten(1, 2), grads.mT.flatten(1, 2))
+    return of_first, LinearGrad((first.to(inputs) @ inputs).flatten(1, 2), grads.flatten(1, 2))
 
 
 def _of_reflections(part: PerExample, below: Tensor, taus: Tensor) -> tuple[PerExample | None, ...]:

@@ -103,6 +103,7 @@ BY_ROWS = {
     "standardised by formula": Spec(
         mapped(lambda w: (w - w.mean(1, keepdim=True)) / (w.std(1, keepdim=True) + 1e-3), 48, 48), (2, 48)
     ),
+    "centred, over a number": Spec(mapped(lambda w: (w - w.mean(dim=1, keepdim=True)) / 7.0, 48, 48), (48,)),
     "of two numbers": Spec(mapped(lambda w: functional.normalize(w, dim=1), 1100, 2), (2,)),
 }
 CLOSED = {
@@ -116,6 +117,7 @@ CLOSED = {
         lambda: weight_norm(nn.Linear(48, 48), dim=-2), (2, 48)
     ),
     "scaled": Spec(mapped(lambda w: 0.3 * w, 48, 48), (2, 48)),
+    "over a number": Spec(mapped(lambda w: w / 7.0, 48, 48), (2, 48)),
     "scaled, of kernels": on_images(lambda: Scaled(8, 16, 3)),
     "scaled, of a table": Spec(
         lambda: Wired(lambda self, x: (self.w * 0.3)[x.abs().mul(3).long() % 7], **table()), (5,)

@@ -92,6 +92,10 @@ FORMS = {
     "reflections, all columns scaled": through(
         lambda a, b: torch.orgqr(a, b) * torch.arange(WIDTH)[None], (15, WIDTH), (WIDTH,)
     ),
+    "a Kronecker product": through(torch.kron, (3, 4), (5, 3)),
+    "a Kronecker product of a product": through(
+        lambda a, b, c: torch.kron(a @ b, c) / 3, (6, 2), (2, 3), (2, 4)
+    ),
     "a quotient": through(lambda a, b: a / (b + 2.0), SQUARE, (1,)),
     "an image of a vector": through(lambda a, b: (a @ b).view(3, WIDTH), (3 * WIDTH, 4), (4,)),
     "a quotient by a product of vectors": through(lambda a, b, c: a / (b @ c + 2.0), SQUARE, (5,), (5,)),
@@ -107,6 +111,9 @@ THROUGH_A_GRAPH = {
     "by its length": through(lambda a: a / a.norm(), SQUARE),
     "a number over a matrix": through(lambda a, b: a / (3.0 + b.abs()), (1, 1), SQUARE),
     "a sum that is stretched": through(lambda a, b: a + b, SQUARE, (WIDTH,)),
+    "a Kronecker product, of another shape": through(
+        lambda a, b: torch.kron(a, b).view(3, WIDTH), (2, 3), (3, 2)
+    ),
     "a product, of another shape": through(lambda a, b: (a @ b).view(3, WIDTH), (6, 2), (2, 6)),
     "an inverse, of another shape": through(
         lambda a: torch.linalg.inv(2.0 * torch.eye(6, dtype=a.dtype) + a).reshape(3, WIDTH), (6, 6)
@@ -120,7 +127,14 @@ THROUGH_A_GRAPH = {
 }
 SHORT = {
     f"{name}, a short sequence": Spec(FORMS[name].make, (2, WIDTH))
-    for name in ("a product", "a difference", "an inverse", "a solution", "spectral norm")
+    for name in (
+        "a product",
+        "a difference",
+        "an inverse",
+        "a solution",
+        "spectral norm",
+        "a Kronecker product",
+    )
 }
 
 

@@ -71,6 +71,7 @@ WRITTEN = {
         ),
         (5,),
     ),
+    "over a number, rounded": through(lambda w: w + torch.div(w, 0.1, rounding_mode="floor")),
     "used as it is, too": Spec(
         lambda: Wired(used_as_it_is_too, w=nn.Parameter(torch.randn(40, 40) / 6)), (40,)
     ),
