@@ -375,6 +375,8 @@ class GradSampleRecorder:
         self.without_rule: set[str] = set()
         self.not_by_rows: set[str] = set()
         """Names of weights computed from parameters by other maps than those by rows, as far as it is known."""
+        self.asserts_maps = False
+        """Whether the maps of all others are by rows, or the pass fails."""
         # Keeps the tensors alive, so that their ids stay unique.
         self.parameters: dict[str, Tensor] = {
             name: RecordedTensor.of(part, parameter=name if bringing else None, bringing=bringing)

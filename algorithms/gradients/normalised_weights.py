@@ -235,11 +235,12 @@ def _is_by_rows_of(part: PerExample, weight: Tensor) -> bool:
 
 
 def pull_back_by_rows(
-    ends: Sequence[tuple[PerExample, Tensor]], starts: Mapping[str, Tensor]
+    ends: Sequence[tuple[PerExample, Tensor]], starts: Mapping[str, Tensor], *, is_asserted: bool = False
 ) -> list[dict[str, PerExample] | None]:
     """Gradients of the parameters that each weight is computed from, by name; None if its map is of another kind.
 
-    ends: gradients of a weight, and the weight. starts: the parameters, in one graph with the weights.
+    ends: gradients of a weight, and the weight. starts: the parameters, in one graph with the weights. is_asserted:
+    whether an operation raises RuntimeError for such a map instead, so that no value is read.
     """
     pulled: list[dict[str, PerExample] | None] = [None] * len(ends)
     names = {id(start): name for name, start in starts.items()}
@@ -248,7 +249,8 @@ def pull_back_by_rows(
         if isinstance(part, RowGrad) and (candidate := _candidate(part, end, names, starts)) is not None:
             candidates[i] = candidate
     for group in _groups(candidates):
-        for i, by_name in zip(group, _pull_back([candidates[i] for i in group], starts), strict=True):
+        of_group = _pull_back([candidates[i] for i in group], starts, is_asserted=is_asserted)
+        for i, by_name in zip(group, of_group, strict=True):
             pulled[i] = by_name
     return pulled
 
@@ -303,7 +305,7 @@ def _groups(candidates: Mapping[int, _Candidate]) -> Iterator[list[int]]:
 
 
 def _pull_back(
-    group: Sequence[_Candidate], starts: Mapping[str, Tensor]
+    group: Sequence[_Candidate], starts: Mapping[str, Tensor], *, is_asserted: bool
 ) -> list[dict[str, PerExample] | None]:
     """`pull_back_by_rows` for weights without a common parameter."""
     ends, names = [each.end for each in group], [name for each in group for name in each.names]
@@ -328,9 +330,9 @@ def _pull_back(
         of_factors += [
             _unmix([image[name].reshape(-1, 1) for image in images], own_multiples) for name in each.factors
         ]
-    maps = _row_maps(directions, along, across, of_weights)
+    maps = _row_maps(directions, along, across, of_weights, is_asserted=is_asserted)
     factors = [name for each in group for name in each.factors]
-    by_factor = dict(zip(factors, _coefficients(of_factors), strict=True))
+    by_factor = dict(zip(factors, _coefficients(of_factors, is_asserted=is_asserted), strict=True))
     return [
         None if row_map is None else _by_name(each, row_map, by_factor)
         for each, row_map in zip(group, maps, strict=True)
@@ -356,6 +358,8 @@ def _row_maps(
     along: Sequence[Tensor],
     across: Sequence[Tensor],
     images: Sequence[Sequence[Tensor]],
+    *,
+    is_asserted: bool,
 ) -> list[RowMap | None]:
     """The maps that take 1 / |1|, the direction, and rows orthogonal to both, to these images; None for no such map.
 
@@ -382,7 +386,8 @@ def _row_maps(
     besides = torch.stack([*(squares[:2] - inner.square().sum(dim=0)), squares[2] - stretch.square()])
     besides[2] /= length.square().clamp(min=1.0)
     sizes = inner.square().sum(dim=(0, 1)) + scale.square()
-    are_maps = _are_little(besides.amax(dim=0), sizes, counts, along[0].dtype)
+    are_little = _are_little(besides.amax(dim=0), sizes, counts, along[0].dtype)
+    scale, are_maps = _decide(are_little, scale, is_asserted=is_asserted)
     parts_of_maps = zip(
         directions, torch.split(scale, counts), torch.split(inner, counts, dim=2), are_maps, strict=True
     )
@@ -392,7 +397,7 @@ def _row_maps(
     ]
 
 
-def _coefficients(images: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
+def _coefficients(images: Sequence[Sequence[Tensor]], *, is_asserted: bool) -> list[Tensor | None]:
     """What each factor's gradient takes of the components along 1 and the direction, [2, rows]; None if of more."""
     if not images:
         return []
@@ -403,23 +408,37 @@ def _coefficients(images: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
     *plane, rest = joined.double()
     coefficients = torch.stack(plane)
     are_little = _are_little(rest.square(), coefficients.square().sum(dim=0), counts, joined.dtype)
+    coefficients, are_of_plane = _decide(are_little, coefficients, is_asserted=is_asserted)
     return [
-        each if is_little else None
-        for each, is_little in zip(torch.split(coefficients, counts, dim=1), are_little, strict=True)
+        each if is_of_plane else None
+        for each, is_of_plane in zip(torch.split(coefficients, counts, dim=1), are_of_plane, strict=True)
     ]
 
 
-def _are_little(rests: Tensor, sizes: Tensor, counts: list[int], dtype: torch.dtype) -> list[bool]:
-    """Whether, for each part of so many rows, squared rests are little beside their rows' sizes.
+def _are_little(rests: Tensor, sizes: Tensor, counts: list[int], dtype: torch.dtype) -> Tensor:
+    """Whether, for each part of so many rows, squared rests are little beside their rows' sizes; [parts].
 
     Or beside those of the part's other rows, if that is zero. rests, sizes: [rows].
     """
-    largest = torch.stack([part.amax() for part in torch.split(sizes, counts)])
-    floors = largest.repeat_interleave(torch.tensor(counts, device=sizes.device))
-    # The floor is for rows that the map takes to zero.
-    are_little = rests <= _TOLERANCE[dtype] ** 2 * (sizes + 1e-6 * floors)
-    of_parts: list[bool] = torch.stack([part.all() for part in torch.split(are_little, counts)]).tolist()
-    return of_parts
+    of_parts = []
+    for part, of_part in zip(torch.split(rests, counts), torch.split(sizes, counts), strict=True):
+        # The floor is for rows that the map takes to zero.
+        are_little = part <= _TOLERANCE[dtype] ** 2 * (of_part + 1e-6 * of_part.amax())
+        of_parts.append(are_little.all())
+    return torch.stack(of_parts)
+
+
+def _decide(are_little: Tensor, numbers: Tensor, *, is_asserted: bool) -> tuple[Tensor, list[bool]]:
+    """The numbers that a map by rows has, and for which weights it is one; all if it is asserted.
+
+    Numbers that are asserted follow from the assertion, which thus runs before them.
+    """
+    if is_asserted:
+        message = "a map that is not by rows"
+        asserted = torch.ops.aten._functional_assert_async.msg(are_little.all(), message, numbers)
+        return asserted, [True] * len(are_little)
+    of_parts: list[bool] = are_little.tolist()
+    return numbers, of_parts
 
 
 def _direction_of(weight: Tensor) -> Tensor:

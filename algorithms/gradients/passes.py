@@ -65,6 +65,7 @@ class Passes:
             bits than the one that PyTorch takes if no factor of the pass is zero, and a traced pass takes it, too.
         not_by_rows: A recorder's names of weights whose maps from parameters were seen not to be by rows, so that no
             pass tries it.
+        asserts_maps: Whether a pass fails where a map from parameters is not by rows, instead of reading whether it is.
         are_separate: Whether records that are taken one by one have passes of their own, since `torch.func` gives wrong
             gradients of the model, as of distances between parameters.
     """
@@ -80,6 +81,7 @@ class Passes:
     keeps_views: bool = False
     expects_zeros: bool = False
     not_by_rows: frozenset[str] = frozenset()
+    asserts_maps: bool = False
     are_separate: bool = False
 
     @cached_property
@@ -192,6 +194,7 @@ class Passes:
             uses_double_backward=self.uses_double_backward,
         )
         recorder.not_by_rows |= self.not_by_rows
+        recorder.asserts_maps = self.asserts_maps
         recorder.keeps_views = self.keeps_views and not self.uses_double_backward
         return recorder, self._to_memory_format(inputs)
 

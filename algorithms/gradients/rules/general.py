@@ -466,9 +466,10 @@ def pull_back(
     by_rows: dict[str, Gradients] = {}
     if sum(end.numel() for _, part, end in ends if isinstance(part, RowGrad)) >= _FEWEST_BY_ROWS:
         tried = [each for each in ends if each[0] not in recorder.not_by_rows]
-        for (name, _, _), pulled in zip(
-            tried, pull_back_by_rows([(part, end) for _, part, end in tried], starts), strict=True
-        ):
+        of_tried = pull_back_by_rows(
+            [(part, end) for _, part, end in tried], starts, is_asserted=recorder.asserts_maps
+        )
+        for (name, _, _), pulled in zip(tried, of_tried, strict=True):
             if pulled is None:
                 recorder.not_by_rows.add(name)
             else:

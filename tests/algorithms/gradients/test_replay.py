@@ -211,6 +211,30 @@ def test_missing_numbers_are_among_the_compared_rows_beside_categories() -> None
     assert bool((codes >= 0).all()) and int(codes.max()) < 1000
 
 
+class ByRowsAtFirst(nn.Linear):
+    """Standardises small weights by hand, which is a map by rows, and changes large ones otherwise."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        values = self.weight - self.weight.mean(dim=1, keepdim=True) + (self.weight - 20.0).relu()
+        weight = values / (values.std(dim=1, keepdim=True) + 1.0) * self.bias[:, None]
+        return nn.functional.linear(rows, weight, self.bias)
+
+
+def test_pass_is_recorded_where_the_parameters_make_a_map_another_one() -> None:
+    torch.manual_seed(2)
+    engine = engine_of(nn.Sequential(ByRowsAtFirst(6, 350), nn.Tanh(), nn.Linear(350, 3)))
+    model = engine.passes.model
+    start, batch, bound = model.initial_parameters(), records(ROW), L2(1e4)
+    for point in (start, 50.0 * torch.randn_like(start), start):
+        free = point.clone().requires_grad_()
+        loss = model.losses(model.outputs(model.by_name(free), batch[0]), batch[1]).sum()
+        (expected,) = torch.autograd.grad(loss, free)
+        total = engine.clipped_sum(point, *batch, bound)
+        torch.testing.assert_close(total.float(), expected, rtol=1e-3, atol=1e-3)
+        assert torch.equal(total, recorded(engine, point, *batch).clipped_sum(bound))
+    assert engine.replayed_sizes == (SIZE,)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_are_part_of_a_replay(name: str) -> None:
     make, shape = MODELS[name]
