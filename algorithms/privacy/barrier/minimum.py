@@ -86,7 +86,7 @@ class PerturbedObjective:
         for rows, labels, limits in self._records():
             outputs = _outputs(rows, point)[:, None]
             value = value + self.model.losses(outputs, labels).sum()
-            total = total + _combined(rows, self._slopes(outputs, labels, limits))
+            total = total + _sum_of_rows(rows, self._slopes(outputs, labels, limits))
         return float(value), total
 
     def gradient(self, point: Tensor) -> Tensor:
@@ -113,13 +113,13 @@ class PerturbedObjective:
             self._curvatures(_outputs(rows, point)[:, None], labels, limits)
             for rows, labels, limits in self._records()
         ]  # [b] each
-        return conjugate_gradients(lambda step: self._curved(step, curvatures), gradient)
+        return conjugate_gradients(lambda step: self._times_hessian(step, curvatures), gradient)
 
-    def _curved(self, step: Tensor, curvatures: list[Tensor]) -> Tensor:
+    def _times_hessian(self, step: Tensor, curvatures: list[Tensor]) -> Tensor:
         """The Hessian times a step, [d]. curvatures: of the records of each block."""
         total = self.regularisation * step
         for (rows, _, _), of_block in zip(self._records(), curvatures, strict=True):
-            total = total + _combined(rows, of_block * _outputs(rows, step))
+            total = total + _sum_of_rows(rows, of_block * _outputs(rows, step))
         return total
 
     @cached_property
@@ -226,7 +226,7 @@ def _outputs(rows: Rows, point: Tensor) -> Tensor:
     return rows @ point if isinstance(rows, Tensor) else torch.from_numpy(rows @ point.numpy())
 
 
-def _combined(rows: Rows, weights: Tensor) -> Tensor:
+def _sum_of_rows(rows: Rows, weights: Tensor) -> Tensor:
     """The weighted sum of rows, [d]."""
     return rows.T @ weights if isinstance(rows, Tensor) else torch.from_numpy(rows.T @ weights.numpy())
 
